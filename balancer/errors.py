@@ -1,0 +1,41 @@
+"""Errors of planning and scheduling: cause, place, remedy in the text; every rank raises the same one."""
+
+
+class BalancerError(ValueError):
+    """Base of all errors of `balancer`."""
+
+
+class LayoutError(BalancerError):
+    """A layout that cannot exist on the given world."""
+
+
+class PlanError(BalancerError):
+    """A step that cannot be planned: capacity, micro-batch count or selection."""
+
+
+class OversizeError(PlanError):
+    """Samples larger than a micro-batch's capacity under the oversize policy `error`; the text lists all of them."""
+
+
+class PlanMismatchError(PlanError):
+    """Ranks derived different plans: another index, config, seed or version on one of them."""
+
+
+class ScheduleError(BalancerError):
+    """A schedule that is incomplete, out of order, or would deadlock; the text shows the cycle."""
+
+
+class InstallationError(ImportError):
+    """A sibling package comes from somewhere else than this installation."""
+
+
+class CostModelError(BalancerError):
+    """Dimensions or coefficients from which no cost can be computed."""
+
+
+class RecordFormatError(BalancerError):
+    """A step log that is damaged, of another format version, or not continued at the step that follows."""
+
+
+class MissingCostError(BalancerError):
+    """No cost is known for the samples of a dataset; the text shows the line to add."""

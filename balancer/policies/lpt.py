@@ -1,0 +1,135 @@
+"""`lpt`: split the samples over DP ranks by predicted time, then each rank's share over its micro-batches.
+
+    times 9 9 9 1 1 1, 2 ranks, M = 2   ->   rank 0: [9][9]   rank 1: [9][1 1 1]   (18; no split of three 9s beats it)
+
+1. Ranks meet once per step, so the split over ranks minimises the largest total: on one pipeline rank the sum over
+   stages, on several the busiest pipeline rank (and, as a second candidate, again the sum).
+2. The split into micro-batches minimises the largest one, because a pipeline runs at the pace of its largest.
+3. On a pipeline the order of micro-batches matters: a few orders are simulated and each replica keeps its best.
+
+M is the least for which step 1 and 2 find room under the hard capacities. Where the two-level split finds none, samples
+are packed into the fewest bins first and whole bins are balanced instead. Price: heuristics at every level; the
+plan's lower bound says how much they may have left.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from balancer.counts import Int64Array
+from balancer.errors import PlanError
+from balancer.policies.base import CellTimes, Placement, PlacementProblem
+from packing import InfeasiblePartitionError, bin_lower_bound, pack, partition
+
+
+def place(problem: PlacementProblem) -> Placement:
+    """The best of a few balanced placements, by simulated makespan.
+
+    Raises:
+        PlanError: a fixed number of micro-batches that is too small.
+    """
+    bins = pack(problem.sizes, capacity=problem.capacity).bin_of.astype(np.int64)
+    num_microbatches = problem.num_microbatches or _least(problem, bins)
+    best: Placement | None = None
+    best_makespan = 0
+    for weights in _weights(problem):
+        found = _split(problem, weights, bins, num_microbatches)
+        if found is None:
+            continue
+        placement, times = _ordered(problem, found)
+        makespan = int(problem.makespans_ns(times).max())
+        if best is None or makespan < best_makespan:
+            best, best_makespan = placement, makespan
+    if best is None:
+        raise problem.does_not_fit("lpt", _least(problem, bins))
+    return best
+
+
+def _weights(problem: PlacementProblem) -> Iterator[Int64Array]:
+    """Objectives to try: int64 [n, 1] or [n, P]."""
+    work = problem.rank_work_ns()
+    if problem.num_pipeline_ranks > 1:
+        yield work
+    yield work.sum(axis=1, keepdims=True)
+
+
+def _least(problem: PlacementProblem, bins: Int64Array) -> int:
+    """The least allowed M for which a split is found; that of the packed bins always is one."""
+    bound = bin_lower_bound(problem.sizes, capacity=problem.capacity)
+    enough = problem.round_up(-(-(int(bins.max()) + 1) // problem.dp_size))
+    least = problem.round_up(-(-bound // problem.dp_size))
+    for num_microbatches in range(least, enough, problem.num_microbatches_multiple):
+        if any(_split_directly(problem, weights, num_microbatches) is not None for weights in _weights(problem)):
+            return num_microbatches
+    return enough
+
+
+def _split(problem: PlacementProblem, weights: Int64Array, bins: Int64Array, num_microbatches: int) -> Placement | None:
+    return _split_directly(problem, weights, num_microbatches) or _split_bins(problem, weights, bins, num_microbatches)
+
+
+def _split_directly(problem: PlacementProblem, weights: Int64Array, num_microbatches: int) -> Placement | None:
+    """Samples over ranks, then over the micro-batches of each rank; None where capacities stop one of the two."""
+    rank_capacity = tuple(limit * num_microbatches for limit in problem.capacity)
+    microbatch = np.zeros(problem.num_samples, dtype=np.int64)
+    try:
+        dp_rank = partition(weights, problem.dp_size, capacity=rank_capacity, sizes=problem.sizes).part_of
+        for rank in range(problem.dp_size if num_microbatches > 1 else 0):
+            mine = np.flatnonzero(dp_rank == rank)
+            microbatch[mine] = partition(
+                weights[mine], num_microbatches, capacity=problem.capacity, sizes=problem.sizes[mine]
+            ).part_of
+    except InfeasiblePartitionError:
+        return None
+    return Placement.from_cells(dp_rank.astype(np.int64), microbatch, num_microbatches)
+
+
+def _split_bins(
+    problem: PlacementProblem, weights: Int64Array, bins: Int64Array, num_microbatches: int
+) -> Placement | None:
+    """Whole packed bins over ranks, at most M each; None where there are too many."""
+    num_bins = int(bins.max()) + 1
+    if num_bins > problem.dp_size * num_microbatches:
+        return None
+    bin_weights = np.zeros((num_bins, weights.shape[1]), dtype=np.int64)
+    np.add.at(bin_weights, bins, weights)
+    ones = np.ones((num_bins, 1), dtype=np.int64)
+    try:
+        rank_of_bin = partition(bin_weights, problem.dp_size, capacity=(num_microbatches,), sizes=ones).part_of
+    except InfeasiblePartitionError as error:
+        raise PlanError(f"{num_bins} bins do not go to {problem.dp_size} ranks, {num_microbatches} each") from error
+    microbatch_of_bin = Placement.from_cells(rank_of_bin.astype(np.int64), np.zeros(num_bins, dtype=np.int64), 1).slot
+    return Placement.from_cells(
+        rank_of_bin[bins].astype(np.int64), microbatch_of_bin[bins].astype(np.int64), num_microbatches
+    )
+
+
+def _ordered(problem: PlacementProblem, placement: Placement) -> tuple[Placement, CellTimes]:
+    """The placement with the micro-batches of every replica in the order that simulates fastest."""
+    times = problem.cell_times(placement)
+    num_microbatches = placement.num_microbatches
+    if problem.num_pipeline_ranks == 1 or num_microbatches == 1:
+        return placement, times
+    orders = np.stack(list(_orders(times)))  # [K, R, M]: order[k, r, i] is the micro-batch that runs i-th
+    candidates = [times.reordered(order) for order in orders]
+    # [K, R, M, S] -> [K * R, M, S]: all candidates of all replicas in one simulation.
+    stacked = CellTimes(
+        forward_ns=np.concatenate([candidate.forward_ns for candidate in candidates]),
+        backward_ns=np.concatenate([candidate.backward_ns for candidate in candidates]),
+        present=np.concatenate([candidate.present for candidate in candidates]),
+    )
+    makespans = problem.makespans_ns(stacked).reshape(len(orders), problem.dp_size)
+    chosen = orders[makespans.argmin(axis=0), np.arange(problem.dp_size)]  # [R, M]
+    place_in_order = np.argsort(chosen, axis=1)  # inverse permutation: micro-batch -> its turn
+    microbatch = place_in_order[placement.dp_rank, placement.microbatch].astype(np.int64)
+    best = Placement.from_cells(placement.dp_rank.astype(np.int64), microbatch, num_microbatches)
+    return best, times.reordered(chosen)
+
+
+def _orders(times: CellTimes) -> Iterator[Int64Array]:
+    """Orders to try, each int64 [R, M]: as it is, by total time, and by time in the first stage, down and up."""
+    total = (times.forward_ns + times.backward_ns).sum(axis=2)
+    first = times.forward_ns[:, :, 0] + times.backward_ns[:, :, 0]
+    yield np.broadcast_to(np.arange(total.shape[1], dtype=np.int64), total.shape)
+    for key in (-total, total, -first, first, first - (total - first)):
+        yield np.argsort(key, axis=1, kind="stable")

@@ -1,0 +1,80 @@
+"""Errors of the data layer: each says the cause, the place and the remedy.
+
+A record or a medium is named by shard and key (and member) so that a person can open the very file that failed.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a medium or a record cannot be used: the stable code that reports and indices carry."""
+
+    EMPTY_FILE = "empty_file"
+    UNKNOWN_FORMAT = "unknown_format"
+    TRUNCATED = "truncated"
+    CORRUPT = "corrupt"
+    TOO_LARGE = "too_large"
+    TOO_SMALL = "too_small"
+    EXTREME_ASPECT = "extreme_aspect"
+    TOO_FEW_FRAMES = "too_few_frames"
+    NO_VIDEO_STREAM = "no_video_stream"
+    TIMEOUT = "timeout"
+    BAD_RECORD = "bad_record"
+    PLACEHOLDER_MISMATCH = "placeholder_mismatch"
+    MISSING_MEDIA = "missing_media"
+
+
+class DataError(ValueError):
+    """Base of all errors of `dataloaders`.
+
+    Args:
+        cause: what is wrong, with the offending values.
+        place: where: shard, key, member, path or option.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, cause: str, *, place: str = "", remedy: str = "") -> None:
+        self.cause, self.place, self.remedy = cause, place, remedy
+        super().__init__(cause, place, remedy)
+
+    def __str__(self) -> str:
+        parts = [self.cause]
+        if self.place:
+            parts.append(f"at {self.place}")
+        text = " ".join(parts)
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (loader workers, other ranks), so keyword arguments must survive pickling.
+        return (_rebuild, (type(self), self.__dict__.copy()))
+
+
+def _rebuild(kind: type[DataError], state: dict[str, object]) -> DataError:
+    error = kind.__new__(kind)
+    error.__dict__.update(state)
+    Exception.__init__(error, state.get("cause", ""), state.get("place", ""), state.get("remedy", ""))
+    return error
+
+
+class MediaError(DataError):
+    """A medium (image, video) that cannot be probed or decoded; `reason` is its stable code."""
+
+    def __init__(self, reason: Reason, cause: str, *, place: str = "", remedy: str = "") -> None:
+        super().__init__(cause, place=place, remedy=remedy)
+        self.reason = reason
+
+
+class RecordError(DataError):
+    """A record (conversation) that does not parse or does not match its media."""
+
+    def __init__(self, reason: Reason, cause: str, *, place: str = "", remedy: str = "") -> None:
+        super().__init__(cause, place=place, remedy=remedy)
+        self.reason = reason
+
+
+class SourceError(DataError):
+    """A shard or folder that is missing, unreadable or empty."""
+
+
+class IndexFormatError(DataError):
+    """A cost index that is stale, foreign, damaged or of another format version."""

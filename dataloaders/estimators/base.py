@@ -1,0 +1,92 @@
+"""What an estimator is: the exact processor's arithmetic as pure functions of sizes, one object per configuration.
+
+    header (w, h | frames, fps, duration) --TokenEstimator--> ItemCounts(grid, patches, llm_tokens, segments)
+
+The same object tells the decoder which frames to take and how patches are laid out, so what is estimated is what is
+decoded (law 6).
+"""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloaders.counts import ItemCounts, SegmentStats
+
+
+@runtime_checkable
+class TokenEstimator(Protocol):
+    """Counts of one media item, from its header and one exact processor configuration.
+
+    Attributes:
+        fingerprint: hex digest of the configuration and of the rule's version; it keys the index.
+        patch_px: side of a patch.
+        merge: patches per visual token along each side.
+        temporal_patch: frames per patch.
+        window_px: side of an attention window (0: the family has none).
+        mean, std: per-channel normalisation of pixels in 0..1.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def patch_px(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def temporal_patch(self) -> int: ...
+    @property
+    def window_px(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, float, float]: ...
+    @property
+    def std(self) -> tuple[float, float, float]: ...
+
+    def image(self, width_px: int, height_px: int) -> ItemCounts:
+        """Counts of an image of this display size. Raises `MediaError` where the processor would fail."""
+        ...
+
+    def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
+        """Counts of a video of this display size. Raises `MediaError` where the processor would fail."""
+        ...
+
+    def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
+        """Source frames that are sampled, ascending, before temporal padding: int64 [n]."""
+        ...
+
+    def seconds_per_grid(self, num_frames: int, fps: float) -> float:
+        """Seconds between consecutive temporal grid positions of the sampled video."""
+        ...
+
+
+def temporal_grid(num_frames: int, temporal_patch: int) -> int:
+    """Temporal positions: ceil(num_frames / temporal_patch); the last frame is repeated to fill the last one."""
+    return -(-num_frames // temporal_patch)
+
+
+def full_segments(grid: tuple[int, int, int]) -> SegmentStats:
+    """Full attention within each temporal position: t segments of h * w patches."""
+    grid_t, grid_h, grid_w = grid
+    area = grid_h * grid_w
+    return SegmentStats(count=grid_t, total=grid_t * area, total_sq=grid_t * area * area, longest=area)
+
+
+def window_segments(grid: tuple[int, int, int], window: int) -> SegmentStats:
+    """Window attention: each temporal position is cut into windows of `window` x `window` patches, ragged at the edges.
+
+    Worked example: grid (1, 10, 8), window 8: segments of 8*8 and 2*8 patches: count 2, total 80, total_sq 4352.
+    """
+    grid_t, grid_h, grid_w = grid
+    heights, widths = _cuts(grid_h, window), _cuts(grid_w, window)
+    # A window's length is height * width, so sums over all windows are products of sums over both axes.
+    return SegmentStats(
+        count=grid_t * len(heights) * len(widths),
+        total=grid_t * grid_h * grid_w,
+        total_sq=grid_t * sum(h * h for h in heights) * sum(w * w for w in widths),
+        longest=max(heights) * max(widths),
+    )
+
+
+def _cuts(length: int, window: int) -> list[int]:
+    full, rest = divmod(length, window)
+    return [window] * full + [rest] * (rest > 0)

@@ -1,0 +1,61 @@
+"""Ceilings that are compared with what a header claims before anything of that size is allocated."""
+
+from dataclasses import dataclass, fields
+
+from dataloaders.errors import MediaError, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLimits:
+    """Largest media that are accepted; beyond them a medium is `too_large` (law 7: data is data).
+
+    Attributes:
+        max_side_px: of an image or a frame. Real files claim billions of rows; 65,535 is what JPEG can hold.
+        max_pixels: width x height of an image. The default is where Pillow itself refuses; to go beyond it,
+            raise `PIL.Image.MAX_IMAGE_PIXELS` as well.
+        max_frame_pixels: width x height of a video frame. The default admits 8K.
+        max_frames: frames of a video (the default is about 18 hours at 30 frames per second).
+        max_bytes: encoded size of one medium.
+        max_probe_s: time one video may take to have its packets counted.
+    """
+
+    max_side_px: int = 65_535
+    max_pixels: int = 178_956_970
+    max_frame_pixels: int = 8192 * 4608
+    max_frames: int = 2_000_000
+    max_bytes: int = 4 * 1024**3
+    max_probe_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"ProbeLimits.{field.name}={value!r}: a ceiling is positive")
+
+    def check_bytes(self, size: int, *, place: str) -> None:
+        """Raise `MediaError` for an empty medium or one above `max_bytes`."""
+        if size <= 0:
+            raise MediaError(Reason.EMPTY_FILE, "the file has 0 bytes", place=place, remedy="Remove or replace it.")
+        if size > self.max_bytes:
+            raise MediaError(
+                Reason.TOO_LARGE,
+                f"{size} encoded bytes exceed max_bytes={self.max_bytes}",
+                place=place,
+                remedy="Raise ProbeLimits.max_bytes if the file is meant.",
+            )
+
+    def check_size(self, width_px: int, height_px: int, *, place: str, frame: bool = False) -> None:
+        """Raise `MediaError` for a side below 1 px or sizes above the ceilings; `frame` selects the video ceiling."""
+        name, max_pixels = ("max_frame_pixels", self.max_frame_pixels) if frame else ("max_pixels", self.max_pixels)
+        if min(width_px, height_px) < 1:
+            raise MediaError(
+                Reason.TOO_SMALL, f"the header claims {width_px}x{height_px} px", place=place, remedy="Remove it."
+            )
+        if max(width_px, height_px) > self.max_side_px or width_px * height_px > max_pixels:
+            raise MediaError(
+                Reason.TOO_LARGE,
+                f"the header claims {width_px}x{height_px} px, above max_side_px={self.max_side_px} or "
+                f"{name}={max_pixels}; it was not decoded",
+                place=place,
+                remedy=f"Shrink the file, or raise ProbeLimits.{name} if it is meant.",
+            )

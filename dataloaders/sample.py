@@ -1,0 +1,208 @@
+"""One sample, ready to be packed: what a loader worker makes of an id, in exactly the shape the index planned.
+
+    index row (planned grids, frames)  +  record, encoded media (source)
+        -> tokens [T], labels [T], position_ids [3, T], visual_index [V], patches [P, patch_dim], grids [n, 3]
+
+The plan wins (law 6). Media that differ from their header are conformed by the decoder and reported; media that do not
+decode are replaced: the sample keeps its shape, with pixels of zero and without labels, and says why in `replaced`.
+A shard that cannot be read raises: a replacement would hide that everything behind it is lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloaders.chat import IGNORED_LABEL, EncodedSample, encode_record
+from dataloaders.counts import MediaKind
+from dataloaders.decode import Conformed, PixelConfig, PlannedItem, decode_media, stand_in
+from dataloaders.errors import IndexFormatError, MediaError
+from dataloaders.estimators.base import TokenEstimator
+from dataloaders.index import Confidence, CostIndex
+from dataloaders.positions import TOKENS_PER_SECOND, mrope_positions
+from dataloaders.probe import ProbeLimits
+from dataloaders.record import Record
+from dataloaders.source import SampleSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedSample:
+    """A sample of T positions, V visual tokens, P patches and n media items.
+
+    Attributes:
+        sample_id, place: row of the index, and where the sample lies.
+        tokens: int32 [T]; labels: int32 [T], shifted, -100 where nothing is learned.
+        position_ids: int64 [3, T], from 0.
+        visual_index: int64 [V], positions that receive the visual embeddings, in media order.
+        patches: float32 [P, patch_dim], media after media; [0, patch_dim] when loaded without pixels.
+        grids: int64 [n, 3], (t, h, w) in patches.
+        replaced: None, or reason and place of the medium that made this sample a zero-loss stand-in.
+        conformed: report of each medium, in order; it is true where something had to be conformed.
+    """
+
+    sample_id: int
+    place: str
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    position_ids: NDArray[np.int64]
+    visual_index: NDArray[np.int64]
+    patches: NDArray[np.float32]
+    grids: NDArray[np.int64]
+    replaced: str | None = None
+    conformed: tuple[Conformed, ...] = ()
+
+    @property
+    def num_conformed(self) -> int:
+        """Media that differed from the plan and were made to fit it."""
+        return sum(bool(report) for report in self.conformed)
+
+
+def load_sample(
+    source: SampleSource,
+    index: CostIndex,
+    sample_id: int,
+    estimator: TokenEstimator,
+    *,
+    train_on: str = "assistant",
+    apply_orientation: bool = True,
+    with_pixels: bool = True,
+    limits: ProbeLimits | None = None,
+) -> LoadedSample:
+    """Load sample `sample_id` in its planned shape.
+
+    Args:
+        train_on, apply_orientation, limits: as in the scan that made `index`.
+        with_pixels: False reads and decodes no media; bad media then go unnoticed here.
+
+    Raises:
+        IndexFormatError: the index is of another source, or the sample is unusable and was planned nevertheless.
+        OSError, SourceError, RecordError: the shard is gone or has changed.
+    """
+    record = source.record(sample_id)
+    rows = _item_rows(index, sample_id, record)
+    counts = index.items["visual_tokens"][rows].tolist()
+    encoded = encode_record(record, counts, train_on=train_on)
+    _check_planned(index, sample_id, record, encoded)
+    items = planned_items(index, sample_id, estimator)
+    grids = np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3)
+    pixels = PixelConfig.of(estimator)
+    patches, replaced = np.zeros((0, pixels.patch_dim), dtype=np.float32), None
+    conformed: tuple[Conformed, ...] = ()
+    if with_pixels:
+        patches, conformed, replaced = _decode_all(
+            source, sample_id, record, items, pixels=pixels, apply_orientation=apply_orientation, limits=limits
+        )
+    return LoadedSample(
+        sample_id=sample_id,
+        place=record.place,
+        tokens=encoded.tokens,
+        labels=encoded.labels if replaced is None else np.full_like(encoded.labels, IGNORED_LABEL),
+        position_ids=mrope_positions(
+            len(encoded.tokens),
+            encoded.spans,
+            grids,
+            merge=estimator.merge,
+            time_steps=_time_steps(index, rows, estimator),
+        ),
+        visual_index=encoded.visual_index,
+        patches=patches,
+        grids=grids,
+        replaced=replaced,
+        conformed=conformed,
+    )
+
+
+def planned_items(index: CostIndex, sample_id: int, estimator: TokenEstimator) -> list[PlannedItem]:
+    """The planned shapes of the media of a sample, from the index alone."""
+    return [_planned_item(index, row, estimator) for row in index.item_rows(sample_id)]
+
+
+def _planned_item(index: CostIndex, row: int, estimator: TokenEstimator) -> PlannedItem:
+    whole = {name: int(column[row]) for name, column in index.items.items() if column.dtype.kind == "i"}
+    kind, frame_indices = MediaKind(whole["kind"]), None
+    if kind is MediaKind.VIDEO:
+        fps, duration_s = float(index.items["fps"][row]), float(index.items["duration_s"][row])
+        frame_indices = estimator.frame_indices(whole["source_frames"], fps, duration_s)
+    return PlannedItem(
+        kind=kind,
+        grid=(whole["grid_t"], whole["grid_h"], whole["grid_w"]),
+        height_px=whole["resized_height_px"],
+        width_px=whole["resized_width_px"],
+        frames=whole["frames"],
+        frame_indices=frame_indices,
+        source_height_px=whole["height_px"],
+        source_width_px=whole["width_px"],
+    )
+
+
+def _decode_all(
+    source: SampleSource,
+    sample_id: int,
+    record: Record,
+    items: Sequence[PlannedItem],
+    *,
+    pixels: PixelConfig,
+    apply_orientation: bool,
+    limits: ProbeLimits | None,
+) -> tuple[NDArray[np.float32], tuple[Conformed, ...], str | None]:
+    """(patches [P, patch_dim], reports, reason for a replacement)."""
+    patches = np.zeros((sum(item.num_patches for item in items), pixels.patch_dim), dtype=np.float32)
+    reports: list[Conformed] = []
+    start = 0
+    for j, item in enumerate(items):
+        place = f"{record.place}, member {record.media[j].member}"
+        try:
+            decoded, report = decode_media(
+                source.media_bytes(sample_id, j),
+                item,
+                apply_orientation=apply_orientation,
+                pixels=pixels,
+                limits=limits,
+                place=place,
+            )
+        except MediaError as error:
+            zeros = [stand_in(item, pixels=pixels) for item in items]
+            return np.concatenate(zeros), (), f"{error.reason}: {error.cause} at {error.place or place}"
+        patches[start : start + item.num_patches] = decoded
+        reports.append(report)
+        start += item.num_patches
+    return patches, tuple(reports), None
+
+
+def _time_steps(index: CostIndex, rows: slice, estimator: TokenEstimator) -> list[float]:
+    """Temporal indices per slice of each medium; 0 for images."""
+    per_second = getattr(getattr(estimator, "config", None), "tokens_per_second", TOKENS_PER_SECOND)
+    columns = (index.items[name][rows].tolist() for name in ("kind", "source_frames", "fps"))
+    return [
+        per_second * estimator.seconds_per_grid(frames, fps) if kind == MediaKind.VIDEO else 0.0
+        for kind, frames, fps in zip(*columns, strict=True)
+    ]
+
+
+def _item_rows(index: CostIndex, sample_id: int, record: Record) -> slice:
+    rows = index.item_rows(sample_id)
+    if index.samples["confidence"][sample_id] == Confidence.UNUSABLE:
+        raise IndexFormatError(
+            f"sample {sample_id} is unusable and cannot be loaded",
+            place=record.place,
+            remedy="Leave out the samples in `CostIndex.bad` when planning.",
+        )
+    if len(rows) != len(record.media):
+        raise _other_source(f"{len(record.media)} media where the index has {len(rows)}", record)
+    return slice(rows.start, rows.stop)
+
+
+def _check_planned(index: CostIndex, sample_id: int, record: Record, encoded: EncodedSample) -> None:
+    planned = tuple(int(index.samples[name][sample_id]) for name in ("llm_tokens", "label_tokens"))
+    found = (len(encoded.tokens), encoded.num_label_tokens)
+    if planned != found:
+        raise _other_source(f"(tokens, labels) are {found}, but the index has {planned}", record)
+
+
+def _other_source(how: str, record: Record) -> IndexFormatError:
+    return IndexFormatError(
+        f"the record differs from the index: {how}",
+        place=record.place,
+        remedy="Build the index again from this source and with the same `train_on`.",
+    )

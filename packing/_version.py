@@ -1,0 +1,3 @@
+"""The one version number of the distribution; its five packages carry the same."""
+
+__version__ = "0.1.0"

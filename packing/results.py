@@ -1,0 +1,78 @@
+"""What packing and partitioning return: frozen records of read-only arrays, always with a bound on the optimum."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from packing.inputs import IntArray, PartArray
+
+
+def _freeze_arrays(record: object) -> None:
+    for field in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackResult:
+    """Bins for n items in d dimensions.
+
+    Attributes:
+        bin_of: int32 [n], the bin of each item.
+        num_bins: number of bins B. None is empty, except where a multiple was asked for and n is smaller.
+        load: int64 [B, d], used size of each bin.
+        order: int64 [n], items grouped by bin, ascending item index inside a bin.
+        offsets: int64 [B + 1]; the items of bin b are order[offsets[b]:offsets[b + 1]].
+        fill: float64 [d], used over available capacity; 0 when there is no bin.
+        lower_bound: bins that any packing needs (rounded up to the multiple asked for).
+        gap: num_bins / lower_bound - 1; 0 is proven optimal.
+        algorithm: name of the algorithm that produced it.
+    """
+
+    bin_of: PartArray
+    num_bins: int
+    load: IntArray
+    order: IntArray
+    offsets: IntArray
+    fill: npt.NDArray[np.float64]
+    lower_bound: int
+    gap: float
+    algorithm: str
+
+    def __post_init__(self) -> None:
+        _freeze_arrays(self)
+
+    def items(self, bin_index: int) -> IntArray:
+        """Item indices of one bin, ascending."""
+        return self.order[self.offsets[bin_index] : self.offsets[bin_index + 1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartitionResult:
+    """n items in k parts under S stage costs.
+
+    Attributes:
+        part_of: int32 [n], the part of each item.
+        load: int64 [k, S], summed weight of each part and stage.
+        makespan: the largest entry of `load`.
+        lower_bound: no partition has a smaller makespan than this.
+        gap: makespan / lower_bound - 1; 0 is proven optimal.
+        algorithm: name of the algorithm that produced it.
+    """
+
+    part_of: PartArray
+    load: IntArray
+    makespan: int
+    lower_bound: int
+    gap: float
+    algorithm: str
+
+    def __post_init__(self) -> None:
+        _freeze_arrays(self)
+
+
+def gap_to(value: int, lower_bound: int) -> float:
+    """Relative distance to a lower bound; 0 where both are 0."""
+    return value / lower_bound - 1.0 if lower_bound else 0.0

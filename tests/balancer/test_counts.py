@@ -1,0 +1,91 @@
+"""Counts of a step: gathered from the two tables of an index, checked on the way in."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.counts import COUNT_COLUMNS, StepCounts
+from balancer.errors import PlanError
+
+
+@dataclass
+class FakeIndex:
+    """Samples with 0, 1 or more items, in CSR order."""
+
+    items_per_sample: list[int]
+    samples: dict[str, np.ndarray] = field(init=False)
+    items: dict[str, np.ndarray] = field(init=False)
+    item_offsets: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        n, num_items = len(self.items_per_sample), sum(self.items_per_sample)
+        rows = np.arange(n, dtype=np.int32)
+        self.samples = {
+            "llm_tokens": rows + 100,
+            "label_tokens": rows + 10,
+            "visual_tokens": rows,
+            "patches": rows * 4,
+            "num_items": np.array(self.items_per_sample, dtype=np.int32),
+        }
+        item_rows = np.arange(1, num_items + 1, dtype=np.int64)
+        self.items = {"full_total_sq": item_rows * 10**12, "window_total_sq": item_rows}
+        self.item_offsets = np.concatenate([[0], np.cumsum(self.items_per_sample)]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.items_per_sample)
+
+
+def test_rows_are_gathered_in_the_order_asked_for() -> None:
+    counts = StepCounts.from_index(FakeIndex([1, 0, 2]), [2, 0])
+    assert counts.sample_ids.tolist() == [2, 0]
+    assert counts.llm_tokens.tolist() == [102, 100]
+    assert counts.patches.dtype == np.int64
+    assert len(counts) == 2
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_segment_sums_are_those_of_the_items_of_each_sample(items_per_sample: list[int], random) -> None:
+    index = FakeIndex(items_per_sample)
+    ids = random.sample(range(len(index)), random.randint(0, len(index)))
+    counts = StepCounts.from_index(index, np.array(ids, dtype=np.int64))
+    for row, sample_id in enumerate(ids):
+        mine = slice(index.item_offsets[sample_id], index.item_offsets[sample_id + 1])
+        assert counts.full_total_sq[row] == index.items["full_total_sq"][mine].sum()
+        assert counts.window_total_sq[row] == index.items["window_total_sq"][mine].sum()
+
+
+def test_a_row_outside_the_index_is_named() -> None:
+    with pytest.raises(PlanError, match=r"samples \[3, -1\] are not rows of an index of 3 samples"):
+        StepCounts.from_index(FakeIndex([0, 0, 0]), [1, 3, -1])
+
+
+def columns(n: int, **changed: list[int]) -> dict[str, np.ndarray]:
+    zeros = {name: np.zeros(n, dtype=np.int64) for name in COUNT_COLUMNS}
+    return {"sample_ids": np.arange(n), **zeros, **{name: np.array(values) for name, values in changed.items()}}
+
+
+def test_a_sample_listed_twice_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"samples \[7\] are listed more than once"):
+        StepCounts(**columns(3, sample_ids=[7, 1, 7]))
+
+
+def test_a_negative_count_names_column_and_sample() -> None:
+    with pytest.raises(PlanError, match="patches=-4 of sample 1 is negative"):
+        StepCounts(**columns(3, patches=[0, -4, 0]))
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"llm_tokens has shape \(2,\); expected \(3,\)"):
+        StepCounts(**columns(3, llm_tokens=[1, 2]))
+
+
+def test_columns_are_read_only_copies() -> None:
+    tokens = np.array([1, 2, 3])
+    counts = StepCounts(**{**columns(3), "llm_tokens": tokens})
+    tokens[0] = 99
+    assert counts.llm_tokens.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        counts.llm_tokens[0] = 5

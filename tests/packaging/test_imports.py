@@ -1,0 +1,111 @@
+"""Planning and analysis work without torch, heavy imports happen on use, and nothing ever calls home."""
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Refuses torch as an environment without it would, also where it is installed.
+WITHOUT_TORCH = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Refuse())
+"""
+
+TORCH_FREE_MODULES = (
+    "balancer",
+    "balancer._entry",
+    "balancer.cost_model",
+    "balancer.counts",
+    "balancer.layout",
+    "balancer.metrics",
+    "balancer.plan",
+    "balancer.planner",
+    "balancer.policies",
+    "balancer.records",
+    "balancer.schedule",
+    "balancer.select",
+    "balancer.simulate",
+    "dataloaders",
+    "dataloaders.decode",
+    "dataloaders.estimators",
+    "dataloaders.index",
+    "dataloaders.probe",
+    "dataloaders.scan",
+    "packing",
+    "tools",
+    "tools.cli",
+    "trainer",
+)
+
+# Modules that talk to the network. torch.distributed's own connections between ranks are not made through these.
+NETWORK_MODULES = frozenset(
+    "aiohttp boto3 botocore ftplib grpc http httpx imaplib paramiko poplib posthog requests segment sentry_sdk smtplib "
+    "statsd telnetlib urllib3 wandb websockets xmlrpc opentelemetry mlflow huggingface_hub".split()
+)
+
+
+@pytest.mark.parametrize("module", TORCH_FREE_MODULES)
+def test_the_module_imports_where_there_is_no_torch(module: str, run_python: Callable) -> None:
+    done = run_python("-c", f"{WITHOUT_TORCH}\nimport {module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_balancer_loads_neither_torch_nor_numba(run_python: Callable) -> None:
+    code = "import json, sys, balancer; print(json.dumps([m for m in ('torch', 'numba', 'av') if m in sys.modules]))"
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+def test_a_name_that_needs_torch_says_what_to_install(run_python: Callable) -> None:
+    done = run_python("-c", f"{WITHOUT_TORCH}\nfrom balancer import BalancedDataLoader")
+    assert done.returncode != 0
+    assert "balancer.BalancedDataLoader needs torch" in done.stderr
+    assert "mllm-balancer[loader]" in done.stderr
+
+
+def test_an_unknown_name_of_balancer_is_an_attribute_error(run_python: Callable) -> None:
+    done = run_python("-c", "import balancer; balancer.PlanStep")
+    assert "AttributeError: module 'balancer' has no attribute 'PlanStep'" in done.stderr
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _reaches_network(name: str) -> bool:
+    return name.partition(".")[0] in NETWORK_MODULES or name.startswith("urllib.request")
+
+
+def test_no_module_of_the_five_packages_imports_a_network_client(home: Path, five_packages: tuple[str, ...]) -> None:
+    sources = [path for package in five_packages for path in (home / package).rglob("*.py")]
+    assert len(sources) > 50
+    found = [
+        f"{path.relative_to(home)} imports {name}"
+        for path in sources
+        for name in _imported(ast.parse(path.read_text(encoding="utf-8")))
+        if _reaches_network(name)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line", ["import requests", "from urllib import request", "import urllib.request as r", "from http.client import x"]
+)
+def test_the_network_check_sees_every_form_of_import(line: str) -> None:
+    assert any(_reaches_network(name) for name in _imported(ast.parse(line)))
+
+
+def test_parsing_urls_is_not_networking() -> None:
+    assert not any(_reaches_network(name) for name in _imported(ast.parse("from urllib.parse import urlsplit")))

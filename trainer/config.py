@@ -1,0 +1,318 @@
+"""Options of the four subcommands: frozen dataclasses whose field docstrings are the help texts (tyro reads them).
+
+    DataOptions ── PlacementOptions ─┬─ CheckConfig
+                                     └─ StepOptions ─┬─ FitConfig
+                                                     └─ PlanConfig        ExportConfig
+
+Subclasses, not nested configs, so that every option is one flat flag and one flat YAML key. Nothing here imports
+torch, numba or `balancer`: `--help` and a typing error answer at once. Checks that need the data or the world (a
+pp_size that divides it, a sample larger than a micro-batch) are made where those are known.
+"""
+
+import dataclasses
+import math
+import typing
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from trainer.errors import ConfigError
+
+# Read by pydantic when a config comes from YAML: a key that is no field is an error, not a default.
+_STRICT_KEYS = {"extra": "forbid"}
+
+DEFAULT_EPOCHS = 1.0
+
+# The names registered in balancer.policies and balancer.schedule and in balancer.weights; a test keeps them equal.
+Policy = Literal["lpt", "sequential", "length_grouped"]
+ScheduleName = Literal["1f1b", "gpipe"]
+LossReduction = Literal["token_mean", "sample_mean", "sqrt"]
+LRSchedule = Literal["cosine", "linear", "constant", "wsd"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Which samples, and how each is read. All of it must stay the same over a run and its resumes."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT_KEYS
+
+    model: str = "demo"
+    """Model to build: a preset (demo: small enough for a CPU; check: tiny) or a folder with our config.json."""
+    data: str | None = None
+    """Tar shards as path or brace pattern, e.g. 'shards-{000..015}.tar'. None: the demo corpus, built once."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Turns that carry labels: every assistant turn, the last assistant turn only, or all text."""
+    apply_orientation: bool = True
+    """Turn images by their EXIF orientation, in planning and in decoding alike."""
+    bad_records: Literal["error", "skip"] = "error"
+    """Unusable records or media found by the scan: stop and list them all, or leave them out and count them."""
+    oversize: Literal["error", "drop"] = "error"
+    """Samples larger than one micro-batch: stop and list them all, or leave them out and count them."""
+    cache_dir: Path | None = None
+    """Folder for the demo corpus and cost indices. None: the user's cache folder."""
+    seed: int = 0
+    """Seed of the model's initial weights, the held-out share and the sample order (a non-negative integer)."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _at_least(self, 0, "seed")
+        if not self.model:
+            raise ConfigError("model='' is empty. Give a preset (demo, check) or a folder that holds config.json.")
+        if self.data is not None and not self.data.strip():
+            raise ConfigError(
+                "data='' is empty. Give shards such as 'shards-{000..015}.tar', or leave it out for the demo."
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementOptions(DataOptions):
+    """How the samples of a step become micro-batches."""
+
+    global_batch_size: int = 16
+    """Samples of one optimizer step, over all ranks and micro-batches."""
+    num_microbatches: int | None = None
+    """Micro-batches per rank and step. None: the fewest that fit the capacities, decided per step."""
+    min_num_microbatches: int = 1
+    """With num_microbatches None: never fewer micro-batches per rank than this (pipelines need several to fill)."""
+    capacity_tokens: int = 4096
+    """Largest number of LLM tokens (text and visual) in one micro-batch; a hard limit."""
+    capacity_patches: int | None = None
+    """Largest number of 14-px vision patches in one micro-batch. None: four per LLM token of capacity_tokens."""
+    policy: Policy = "lpt"
+    """Placement: lpt balances predicted time; sequential keeps the order (balancer off); length_grouped sorts first."""
+    schedule: ScheduleName = "1f1b"
+    """Order of forward and backward in a pipeline."""
+    pp_size: int = 1
+    """Pipeline ranks of one replica. 1: all on one rank; P > 1: the encoder, then the LLM split over P - 1."""
+    loss_reduction: LossReduction = "token_mean"
+    """Loss weights over the global batch: every label token alike, every sample alike, or square root in between."""
+    threads: int | None = None
+    """CPU threads of one process for tensor operations. None: torch's own choice."""
+
+    def __post_init__(self) -> None:
+        DataOptions.__post_init__(self)
+        _at_least(self, 1, "global_batch_size", "num_microbatches", "min_num_microbatches", "capacity_tokens")
+        _at_least(self, 1, "capacity_patches", "pp_size", "threads")
+        if self.num_microbatches is not None and self.min_num_microbatches > self.num_microbatches:
+            raise ConfigError(
+                f"min_num_microbatches={self.min_num_microbatches} is above num_microbatches={self.num_microbatches}. "
+                f"Give one of them: num_microbatches fixes the number, min_num_microbatches only bounds it from below."
+            )
+
+    @property
+    def patch_limit(self) -> int:
+        """Patches per micro-batch: as given, or what a micro-batch full of 2x2-merged visual tokens holds."""
+        return 4 * self.capacity_tokens if self.capacity_patches is None else self.capacity_patches
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions(PlacementOptions):
+    """How long to train and what to hold out: together with the data they fix the number of steps."""
+
+    eval_data: str | None = None
+    """Shards for validation, written like --data. None: hold out eval_share of the samples instead."""
+    eval_share: float = 0.1
+    """Share of the samples held out for validation, drawn by seed (0 to below 1); not used with eval_data."""
+    epochs: float | None = None
+    """Passes over the training samples; fractions allowed. Give epochs or max_steps; neither means 1 epoch."""
+    max_steps: int | None = None
+    """Optimizer steps of the whole run, over as many epochs as needed. Give epochs or max_steps, not both."""
+
+    def __post_init__(self) -> None:
+        PlacementOptions.__post_init__(self)
+        _within(self, 0.0, 1.0, "eval_share", below_high=True)
+        _at_least(self, 1, "max_steps")
+        if self.epochs is not None and self.max_steps is not None:
+            raise ConfigError(
+                f"epochs={self.epochs:g} and max_steps={self.max_steps} are both given. Give the one that shall decide."
+            )
+        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise ConfigError(f"epochs={self.epochs:g}: a number above 0 is needed, such as 1 or 0.5.")
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the run, known before step 1: max_steps, or the epochs rounded up to a whole step."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return max(1, math.ceil((self.epochs or DEFAULT_EPOCHS) * steps_per_epoch - 1e-9))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig(StepOptions):
+    """Train a model on tar shards, one plan per optimizer step."""
+
+    output: Path | None = None
+    """Run folder, made anew. None: the next free runs/NAME-NNN."""
+    resume: bool = False
+    """Continue a run from its newest checkpoint: --resume RUN, or with --output RUN, or alone: the newest run."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Learning rate of the last step as a share of the peak (0 to 1); not used by lr_schedule constant."""
+    lr_schedule: LRSchedule = "cosine"
+    """Course of the learning rate after the warm-up; wsd is constant, then linear decay over wsd_decay_share."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up. None: 5 % of the steps, rounded up."""
+    wsd_decay_share: float = 0.2
+    """Share of all steps that lr_schedule wsd spends decaying (above 0 to 1)."""
+    weight_decay: float = 0.1
+    """AdamW's decoupled weight decay; never on norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two averaging factors (0 to below 1)."""
+    eps: float = 1e-8
+    """AdamW's denominator offset."""
+    clip_norm: float | None = 1.0
+    """Largest norm of the gradient over all parameters; larger ones are scaled down. None: no clipping."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the model: bf16 means autocast on CUDA; weights and optimizer stay in fp32."""
+    max_replaced: int = 0
+    """Budget of samples whose media fail while decoding and train as zero-loss stand-ins; one more stops the run."""
+    num_workers: int = 1
+    """Decoding processes per rank; 0 decodes in the training process."""
+    eval_interval_steps: int | None = None
+    """Steps between validations. None: only after the last step."""
+    checkpoint_interval_steps: int | None = None
+    """Steps between checkpoints. None: only after the last step."""
+    keep_last: int = 2
+    """Checkpoints kept in the run folder; older ones are deleted."""
+    compare_steps: int = 3
+    """Steps measured with the balancer off and on for the summary's before -> after; 0 leaves it out."""
+    log_interval: int = 1
+    """Steps between printed lines; steps.jsonl records every step."""
+
+    def __post_init__(self) -> None:
+        StepOptions.__post_init__(self)
+        _at_least(self, 0, "warmup_steps", "max_replaced", "num_workers", "compare_steps")
+        _at_least(self, 1, "eval_interval_steps", "checkpoint_interval_steps", "keep_last", "log_interval")
+        _positive(self, "lr", "eps", "clip_norm")
+        _within(self, 0.0, math.inf, "weight_decay", below_high=True)
+        _within(self, 0.0, 1.0, "min_lr_ratio")
+        if not 0.0 < self.wsd_decay_share <= 1.0:
+            raise ConfigError(f"wsd_decay_share={self.wsd_decay_share:g}: a share above 0 and at most 1 is needed.")
+        for beta in self.betas:
+            if not 0.0 <= beta < 1.0:
+                raise ConfigError(f"betas={self.betas}: {beta:g} is outside 0 to below 1.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig(PlacementOptions):
+    """Prove that a balanced step gives the loss and gradients of a plain loop, on this model and data."""
+
+    model: str = "check"
+    """Model to build: a preset (check: tiny; demo) or a folder with our config.json."""
+    global_batch_size: int = 8
+    """Samples of the one step that is compared."""
+    self_test: bool = False
+    """Plant six known bugs, one after the other; each must make the check fail."""
+    json_output: Path | None = None
+    """Write what was found to this JSON file instead of printing it (under torchrun, by rank 0)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig(StepOptions):
+    """Print what training would do, without training: distributions, oversize samples, balance, number of steps."""
+
+    dp_size: int = 1
+    """Replicas to plan for; the command itself always runs in one process."""
+    show_sample: int | None = None
+    """Print this sample (its number in the index, from 0) with its labels instead of the statistics."""
+    plan_steps: int | None = None
+    """Steps to plan for the statistics. None: all steps of the run, at most one epoch."""
+
+    def __post_init__(self) -> None:
+        StepOptions.__post_init__(self)
+        _at_least(self, 1, "dp_size", "plan_steps")
+        _at_least(self, 0, "show_sample")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """Write the model of a run as one folder: config.json and safetensors."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT_KEYS
+
+    run: Path
+    """Run folder whose newest complete checkpoint is exported."""
+    destination: Path
+    """Folder to write; must not exist or be empty."""
+
+
+Config = FitConfig | CheckConfig | PlanConfig | ExportConfig
+
+# The options a resumed run may change: they move neither the samples of a step nor the meaning of a stored weight.
+# Any other change is refused, because a step number would then stand for other samples than before.
+CHANGEABLE_ON_RESUME = frozenset(
+    [
+        "output",
+        "resume",
+        "cache_dir",
+        "threads",
+        "num_workers",
+        "keep_last",
+        "checkpoint_interval_steps",
+        "eval_interval_steps",
+        "log_interval",
+        "compare_steps",
+        "pp_size",
+        "policy",
+        "schedule",
+        "num_microbatches",
+        "min_num_microbatches",
+        "max_replaced",
+        "epochs",
+        "max_steps",
+        "lr",
+        "min_lr_ratio",
+        "lr_schedule",
+        "warmup_steps",
+        "wsd_decay_share",
+        "weight_decay",
+        "betas",
+        "eps",
+        "clip_norm",
+        "dtype",
+    ]
+)
+
+
+def refuse_changed_trajectory(before: FitConfig, now: FitConfig) -> None:
+    """Raise ConfigError when a resume asks for other samples, another order or another model than the run had."""
+    changed = [
+        f"{field.name} was {getattr(before, field.name)!r} and is now {getattr(now, field.name)!r}"
+        for field in dataclasses.fields(now)
+        if field.name not in CHANGEABLE_ON_RESUME and getattr(before, field.name) != getattr(now, field.name)
+    ]
+    if changed:
+        raise ConfigError(
+            f"a resumed run keeps its samples and model, but {'; '.join(changed)}. Leave these options out, or start a "
+            f"new run with another --output."
+        )
+
+
+def _check_choices(config: object) -> None:
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        hint, value = hints[field.name], getattr(config, field.name)
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            allowed = ", ".join(typing.get_args(hint))
+            raise ConfigError(f"{field.name}={value!r} is not one of: {allowed}.")
+
+
+def _at_least(config: object, low: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name}={value}: a whole number of at least {low} is needed.")
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name}={value:g}: a finite number above 0 is needed.")
+
+
+def _within(config: object, low: float, high: float, *names: str, below_high: bool = False) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not (low <= value < high if below_high else low <= value <= high):
+            until = "below" if below_high else "to"
+            raise ConfigError(f"{name}={value:g}: a number from {low:g} {until} {high:g} is needed.")

@@ -1,0 +1,139 @@
+"""From options to samples: source, cost index, what is eligible, what is held out, and every sample left out by name.
+
+    --data (or the demo corpus) -> TarSource -> CostIndex (cached) -> eligible ids -> train ids | held-out ids
+
+Runs before any process group exists: the ranks of a node take turns behind a file lock, so that a long scan never
+happens inside a collective. The first one builds, the others find the result.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from balancer.plan import Capacities
+from balancer.select import Dropped, eligible_ids, split_held_out
+from dataloaders.demo import build_demo_corpus
+from dataloaders.errors import DataError
+from dataloaders.estimators import TokenEstimator, estimator_from_config
+from dataloaders.index import BadSample, CostIndex
+from dataloaders.scan import build_index
+from dataloaders.source import SampleSource
+from dataloaders.tar_source import TarSource
+from trainer.config import DataOptions, PlacementOptions
+
+Progress = Callable[[str, int, int], None]
+
+MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSide:
+    """One source with its costs.
+
+    Attributes:
+        source, index, estimator: see `dataloaders`.
+        ids: int64 [n], eligible samples in index order.
+        dropped: samples left out by the oversize policy.
+        bad: samples left out by the scan (unusable record or media).
+    """
+
+    source: SampleSource
+    index: CostIndex
+    estimator: TokenEstimator
+    ids: np.ndarray
+    dropped: tuple[Dropped, ...]
+    bad: tuple[BadSample, ...]
+
+
+def prepare(
+    options: PlacementOptions, data: str | None, processor: Mapping[str, Any], *, progress: Progress | None = None
+) -> DataSide:
+    """Open `data` (None: the demo corpus), index it or find its index, and apply the policies for unusable samples.
+
+    Args:
+        processor: config mapping of the token rule.
+
+    Raises:
+        DataError: bad records under `bad_records=error`, listing them; a missing or broken shard.
+        OversizeError: samples above the capacities under `oversize=error`, listing them.
+    """
+    cache = cache_folder(options)
+    estimator = estimator_from_config(processor)
+    with locked(cache / "build.lock"):
+        if data is None:
+            corpus = build_demo_corpus(cache / "demo", progress=_named(progress, "demo corpus"))
+            source: SampleSource = TarSource([str(shard) for shard in corpus.shards])
+        else:
+            source = TarSource(data)
+        index = build_index(
+            source,
+            estimator,
+            index_folder(cache, source, estimator, options),
+            train_on=options.train_on,
+            apply_orientation=options.apply_orientation,
+            progress=_named(progress, "index"),
+        )
+    return select(options, source, index, estimator)
+
+
+def select(options: PlacementOptions, source: SampleSource, index: CostIndex, estimator: TokenEstimator) -> DataSide:
+    """Apply the policies for unusable and for oversize samples to an index."""
+    if index.bad and options.bad_records == "error":
+        listed = "\n".join(f"  {bad.place}: {bad.message}" for bad in index.bad[:MAX_LISTED])
+        more = f"\n  and {len(index.bad) - MAX_LISTED} more" if len(index.bad) > MAX_LISTED else ""
+        raise DataError(
+            f"{len(index.bad)} of {len(index)} samples cannot be used:\n{listed}{more}\n",
+            remedy="Repair them, or pass --bad-records skip to train without them (they are counted in the summary).",
+        )
+    capacities = Capacities(tokens=options.capacity_tokens, patches=options.patch_limit)
+    eligibility = eligible_ids(index, capacities, options.oversize)
+    return DataSide(
+        source=source,
+        index=index,
+        estimator=estimator,
+        ids=eligibility.ids,
+        dropped=eligibility.dropped,
+        bad=tuple(index.bad),
+    )
+
+
+def split(side: DataSide, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(training ids, held-out ids), seeded, disjoint, together all eligible samples."""
+    return split_held_out(side.ids, share=share, seed=seed)
+
+
+def cache_folder(options: DataOptions) -> Path:
+    """`--cache-dir`, else the user's cache folder (XDG rule)."""
+    if options.cache_dir is not None:
+        return options.cache_dir
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "mllm-balancer"
+
+
+def index_folder(cache: Path, source: SampleSource, estimator: TokenEstimator, options: DataOptions) -> Path:
+    """One folder per (source, token rule, labelling): changing one of them never finds a stale index."""
+    key = f"{source.fingerprint}|{estimator.fingerprint}|{options.train_on}|{options.apply_orientation}"
+    return cache / "index" / hashlib.sha256(key.encode()).hexdigest()[:24]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; released by the system if the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _named(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(name, done, total)

@@ -1,0 +1,143 @@
+"""`balancer-train plan`: what training would do, without training, without a process group, without a pixel."""
+
+import itertools
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from balancer.layout import Layout
+from balancer.plan import Capacities, StepPlan
+from balancer.plan_sequence import PlanSequence
+from dataloaders.chat import encode_record
+from dataloaders.tokenizer import ByteTokenizer, Special
+from trainer.config import PlanConfig
+from trainer.data import MAX_LISTED, DataSide, prepare, split
+from trainer.errors import ConfigError
+from trainer.model_source import cost_model_for, load_model_source
+from trainer.progress import progress_bars
+
+QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+
+def run_plan(config: PlanConfig) -> int:
+    """Print the statistics of the plans, or one sample with its labels."""
+    console = Console()
+    model = load_model_source(config.model)
+    with progress_bars() as progress:
+        side = prepare(config, config.data, model.processor, progress=progress)
+    if config.show_sample is not None:
+        return _show_sample(config, side, console)
+    train_ids, held_out = split(side, share=0.0 if config.eval_data else config.eval_share, seed=config.seed)
+    layout = Layout(dp_size=config.dp_size, pp_size=config.pp_size)
+    plans = PlanSequence(
+        index=side.index,
+        ids=train_ids,
+        global_batch_size=config.global_batch_size,
+        layout=layout,
+        cost_model=cost_model_for(model.config, layout),
+        capacities=Capacities(tokens=config.capacity_tokens, patches=config.patch_limit),
+        schedule=config.schedule,
+        policy=config.policy,
+        num_microbatches=config.num_microbatches,
+        min_num_microbatches=config.min_num_microbatches,
+        seed=config.seed,
+    )
+    num_steps = config.num_steps(plans.steps_per_epoch)
+    count = min(config.plan_steps or num_steps, num_steps, plans.steps_per_epoch)
+    _print_data(side, train_ids, held_out, console)
+    made = [plans.plan(step) for step in range(count)]
+    _print_plans(config, plans, made, num_steps, console)
+    return 0
+
+
+def _print_data(side: DataSide, train_ids: np.ndarray, held_out: np.ndarray, console: Console) -> None:
+    samples = side.index.samples
+    table = Table(title=f"{len(side.index)} samples: {len(train_ids)} to train, {len(held_out)} held out")
+    for column in ("per sample", "min", "p50", "p90", "p99", "max", "sum"):
+        table.add_column(column, justify="left" if column == "per sample" else "right")
+    for name in ("llm_tokens", "text_tokens", "visual_tokens", "label_tokens", "patches", "num_items"):
+        values = samples[name][train_ids]
+        quantiles = [f"{value:.0f}" for value in np.quantile(values, QUANTILES)] if len(values) else ["-"] * 5
+        table.add_row(name.replace("_", " "), *quantiles, str(int(values.sum())))
+    console.print(table)
+    for what, left_out in (("unusable", side.bad), ("left out", side.dropped)):
+        if left_out:
+            console.print(f"{len(left_out)} samples {what}:")
+            for item in left_out[:MAX_LISTED]:
+                console.print(f"  sample {item.sample_id}: {item.reason}", markup=False)
+
+
+def _print_plans(
+    config: PlanConfig, plans: PlanSequence, made: list[StepPlan], num_steps: int, console: Console
+) -> None:
+    console.print(
+        f"{num_steps} steps of {config.global_batch_size} samples ({plans.steps_per_epoch} per epoch), "
+        f"{plans.layout.dp_size} replicas x {plans.layout.pp_size} pipeline ranks, policy {config.policy}; "
+        f"{len(made)} of them planned below. Times are predicted; only their ratios mean something."
+    )
+    table = Table(title="per step")
+    for column in ("", "p50", "worst"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {
+        "micro-batches per rank": [float(plan.num_microbatches) for plan in made],
+        "imbalance over ranks, sequential": [plan.imbalance_before for plan in made],
+        "imbalance over ranks, planned": [plan.imbalance_after for plan in made],
+        "makespan, sequential / planned": [plan.makespan_before_ns / max(plan.makespan_ns, 1) for plan in made],
+        "makespan / lower bound": [plan.makespan_ns / max(plan.lower_bound_ns, 1) for plan in made],
+        "largest pack, tokens": [float(plan.llm_tokens.max()) for plan in made],
+        "largest pack, patches": [float(plan.patches.max()) for plan in made],
+    }
+    for name, values in rows.items():
+        table.add_row(name, f"{np.median(values):.3g}", f"{max(values):.3g}")
+    table.add_row("fill of used packs", f"{np.median([p.fill for p in made]):.3g}", f"{min(p.fill for p in made):.3g}")
+    console.print(table)
+    worst = max(made, key=lambda plan: plan.makespan_ns)
+    console.print(f"slowest step: {worst.step + 1}; its largest sample is {_largest(plans, worst)}")
+
+
+def _largest(plans: PlanSequence, plan: StepPlan) -> str:
+    counts = plans.counts(plan.step)
+    cost = (plans.cost_model.forward_ns(counts) + plans.cost_model.backward_ns(counts)).sum(axis=1)
+    row = int(cost.argmax())
+    return (
+        f"{int(counts.sample_ids[row])} ({int(counts.llm_tokens[row])} tokens, {int(counts.patches[row])} patches, "
+        f"{cost[row] / max(int(cost.sum()), 1):.0%} of the step's work)"
+    )
+
+
+def _show_sample(config: PlanConfig, side: DataSide, console: Console) -> int:
+    """One sample as the model sees it: text that carries labels is marked, media are shown by their size."""
+    sample_id = config.show_sample or 0
+    if sample_id >= len(side.index):
+        raise ConfigError(f"show_sample={sample_id}: the index has samples 0 to {len(side.index) - 1}")
+    record = side.source.record(sample_id)
+    first, last = side.index.item_offsets[sample_id : sample_id + 2].tolist()
+    items = side.index.items
+    encoded = encode_record(record, items["visual_tokens"][first:last].tolist(), train_on=config.train_on)
+    console.print(f"sample {sample_id}, {record.place}: {len(encoded.tokens)} LLM tokens", markup=False)
+    for j in range(first, last):
+        console.print(
+            f"  medium {j - first}: {items['width_px'][j]} x {items['height_px'][j]} px -> "
+            f"{items['grid_t'][j]} x {items['grid_h'][j]} x {items['grid_w'][j]} patches, {items['visual_tokens'][j]} tokens"
+        )
+    console.print(f"labels (train_on={config.train_on}) are underlined:")
+    console.print(_marked(encoded.tokens.tolist(), encoded.labels.tolist()))
+    return 0
+
+
+def _marked(tokens: list[int], labels: list[int]) -> Text:
+    """The sample as text; a token is underlined when the position before it is trained to predict it."""
+    tokenizer, text = ByteTokenizer(), Text()
+    trained = [False, *(label != -100 for label in labels[:-1])]
+    pads = {int(Special.IMAGE_PAD), int(Special.VIDEO_PAD)}
+
+    def kind(position: int) -> tuple[bool, bool]:
+        return tokens[position] in pads, trained[position]
+
+    for (is_media, is_trained), group in itertools.groupby(range(len(tokens)), key=kind):
+        part = [tokens[position] for position in group]
+        shown = f"[{len(part)} visual tokens]" if is_media else tokenizer.decode(part)
+        text.append(shown, style="underline" if is_trained else "dim" if is_media else "")
+    return text

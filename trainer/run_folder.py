@@ -1,0 +1,214 @@
+"""The folder of one training run: everything needed to explain it, to continue it and to analyse it.
+
+    runs/demo-001/
+      run.json                  format version, made by
+      config.yaml               all options, resolved
+      steps.jsonl               one StepRecord per finished step, appended
+      plans/step_000001.json    the plan of each step
+      samples/                  pictures and texts of the held-out items
+      checkpoints/step_000100/  see trainer.checkpoint
+      summary.json              written at the end
+
+Step numbers count finished steps from 1. Only rank 0 writes. A new run folder appears at once and complete (made
+beside its place, then renamed), and a folder that holds anything is never written into, except to resume its run.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config import FitConfig
+from trainer.config_yaml import from_yaml, to_yaml
+from trainer.errors import ConfigError
+
+FORMAT_VERSION = 1
+RUNS = Path("runs")
+_FOLDERS = ("plans", "samples", "checkpoints")
+_PLAN_NAME = re.compile(r"step_(\d{6,})\.json")
+
+
+class Plan(Protocol):
+    """What is stored of a plan: `balancer.plan.StepPlan` or anything alike."""
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 0."""
+        ...
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        ...
+
+
+class RunFolder:
+    """Paths and small files of one run.
+
+    Attributes:
+        path: the folder.
+        steps_path: steps.jsonl, written by `balancer.records.RecordWriter`.
+        checkpoints: where `trainer.checkpoint` keeps its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps_path = path / "steps.jsonl"
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, config: FitConfig) -> "RunFolder":
+        """Make a new run folder; an existing empty folder is used.
+
+        Raises:
+            ConfigError: the folder holds a run, or anything else, or cannot be made.
+        """
+        from packing._version import __version__  # here: importing packing loads numba, which --help must not wait for
+
+        _refuse_occupied(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise ConfigError(f"run folder {path} cannot be made: {error}. Give another --output.") from None
+        try:
+            draft.chmod(0o777 & ~_umask())  # mkdtemp's folders are private; a run folder is like any other
+            for name in _FOLDERS:
+                (draft / name).mkdir()
+            (draft / "run.json").write_text(
+                json.dumps({"format_version": FORMAT_VERSION, "version": __version__}) + "\n"
+            )
+            (draft / "config.yaml").write_text(_stored(config), encoding="utf-8")
+            (draft / "steps.jsonl").touch()
+            draft.rename(path)  # replaces an empty folder, fails on any other
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            _refuse_occupied(path)
+            raise ConfigError(f"run folder {path} cannot be made: {error}. Give another --output.") from None
+        return cls(path)
+
+    @classmethod
+    def resume(cls, path: Path, config: FitConfig, *, step: int) -> "RunFolder":
+        """Open an existing run to go on after `step` finished steps: later plans and the summary are removed.
+
+        Records beyond `step` are cut off by `RecordWriter`, which the caller opens with the same number.
+
+        Raises:
+            ConfigError: no run, or one of another format version.
+        """
+        _check_format(path)
+        folder = cls(path)
+        for name in _FOLDERS:
+            (path / name).mkdir(exist_ok=True)
+        for plan in (path / "plans").iterdir():
+            match = _PLAN_NAME.fullmatch(plan.name)
+            if match and int(match[1]) > step:
+                plan.unlink()
+        write_atomically(path / "config.yaml", _stored(config))
+        (path / "summary.json").unlink(missing_ok=True)
+        return folder
+
+    def write_plan(self, plan: Plan) -> Path:
+        """Store the plan of a step as plans/step_N.json, where N counts finished steps from 1."""
+        path = self.path / "plans" / f"step_{plan.step + 1:06d}.json"
+        path.write_text(plan.to_json(), encoding="utf-8")
+        return path
+
+    def write_sample(self, name: str, content: bytes) -> Path:
+        """Store a file under samples/; only the last part of `name` is used."""
+        path = self.path / "samples" / Path(name).name
+        path.write_bytes(content)
+        return path
+
+    def write_summary(self, values: Mapping[str, Any]) -> Path:
+        """Store the final numbers of the run."""
+        path = self.path / "summary.json"
+        write_atomically(path, json.dumps({"format_version": FORMAT_VERSION, **values}, indent=2) + "\n")
+        return path
+
+
+def read_config(path: Path) -> FitConfig:
+    """The options a run was started with, as far as they were not changed by a resume.
+
+    Raises:
+        ConfigError: no run, or one of another format version.
+    """
+    _check_format(path)
+    place = path / "config.yaml"
+    try:
+        text = place.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} has no readable config.yaml: {error}") from None
+    return from_yaml(text, FitConfig, place=str(place))
+
+
+def next_free(root: Path, stem: str) -> Path:
+    """First of root/STEM-001, -002, ... after all that exist: where a run without --output goes."""
+    pattern = re.compile(re.escape(stem) + r"-(\d+)")
+    names = [] if not root.is_dir() else [pattern.fullmatch(entry.name) for entry in root.iterdir()]
+    number = max((int(match[1]) for match in names if match), default=0) + 1
+    return root / f"{stem}-{number:03d}"
+
+
+def newest_run(root: Path) -> Path:
+    """The run under `root` that wrote a step last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    runs = [] if not root.is_dir() else [entry for entry in root.iterdir() if (entry / "run.json").is_file()]
+    if not runs:
+        raise ConfigError(f"there is no run under {root}/ to resume. Give its folder: --resume RUN.")
+    return max(
+        runs, key=lambda run: ((run / "steps.jsonl").stat().st_mtime_ns if (run / "steps.jsonl").exists() else 0, run)
+    )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file so that a reader or a crash sees the old or the new text, never a part."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _stored(config: FitConfig) -> str:
+    # `resume` is a wish for one start, not a property of the run.
+    return to_yaml(dataclasses.replace(config, resume=False))
+
+
+def _refuse_occupied(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"run folder {path} is a file. Give another --output.")
+    if (path / "run.json").exists():
+        raise ConfigError(f"{path} holds a run already. Continue it with --resume {path}, or give another --output.")
+    if any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty and holds no run. Give another --output; nothing is overwritten.")
+
+
+def _check_format(path: Path) -> None:
+    if not (path / "run.json").is_file():
+        raise ConfigError(f"{path} is no run folder (it has no run.json). Give the folder of a run: --resume RUN.")
+    try:
+        version = json.loads((path / "run.json").read_text(encoding="utf-8")).get("format_version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path / 'run.json'} cannot be read: {error}") from None
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} is a run of format version {version}; this version reads {FORMAT_VERSION}. Resume it with the "
+            f"version that started it."
+        )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
