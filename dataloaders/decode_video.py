@@ -19,7 +19,7 @@ from dataloaders.decode_patches import Conformed, PixelConfig, PlannedItem, cut_
 from dataloaders.errors import MediaError, Reason
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.probe.reader import open_source
-from dataloaders.probe.video import Container, Frame, Stream, open_video
+from dataloaders.probe.video import Container, Frame, Stream, coded_size, open_video
 
 
 def decode_video(
@@ -44,7 +44,7 @@ def decode_video(
         open_source(data, limits=limits, place=place) as (file, size),
         open_video(file, size, place=place) as (container, stream),
     ):
-        limits.check_size(stream.codec_context.width, stream.codec_context.height, place=place, frame=True)
+        coded_size(stream, limits=limits, place=place)
         frames, report = _take(container, stream, item, pixels=pixels, limits=limits, place=place)
     return cut_patches(frames, item.grid, pixels), report
 
@@ -91,7 +91,10 @@ def _frames(container: Container, stream: Stream, bad: list[int]) -> Iterator[Fr
             packet = next(packets)
         except StopIteration:
             return
-        except av.error.InvalidDataError:  # the container itself breaks off: flush what the decoder still holds
+        except (
+            av.error.InvalidDataError,
+            LookupError,
+        ):  # the container itself breaks off: flush what the decoder still holds
             bad[0] += 1
             packet = None
         try:

@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dataloaders.counts import MediaKind
 from dataloaders.estimators import estimator_from_config
-from dataloaders.index import CostIndex
-from dataloaders.scan import scan_source
+from dataloaders.index import Confidence, CostIndex
+from dataloaders.scan import Modalities, count_modalities, scan_source
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
 
@@ -35,8 +34,6 @@ COLUMNS = {
     "patches": "patches",
     "num_items": "media items",
 }
-MODALITIES = ("text only", "one image", "several images", "video", "images and video")
-UNUSABLE = 3
 NUM_LARGEST = 5
 MAX_LISTED = 20
 TAIL_SHARE = 0.01
@@ -84,10 +81,10 @@ class DataReport:
 
     Attributes:
         num_samples: all of them; num_usable: those that can be trained on.
-        modalities: usable samples by what they hold.
+        modalities: samples and media by kind.
         distributions: per count, see COLUMNS; empty when nothing is usable.
         num_without_labels: usable samples without a label token (they cost time and teach nothing).
-        num_estimated: usable samples with a video whose length its header does not state exactly.
+        num_estimated: usable samples with a medium whose counts are estimated, not read.
         largest: the samples with the most LLM tokens.
         reasons: unusable samples by reason.
         unusable: the unusable samples.
@@ -95,7 +92,7 @@ class DataReport:
 
     num_samples: int
     num_usable: int
-    modalities: dict[str, int]
+    modalities: Modalities
     distributions: dict[str, Distribution]
     num_without_labels: int
     num_estimated: int
@@ -137,7 +134,7 @@ def report_on(
 def summarise(index: CostIndex, source: SampleSource) -> DataReport:
     """Summary of an index; `source` names the places."""
     samples = index.samples
-    usable = np.asarray(samples["confidence"]) != UNUSABLE
+    usable = np.asarray(samples["confidence"]) != Confidence.UNUSABLE
     ids = np.flatnonzero(usable)
     bad = tuple(
         UnusableSample(sample_id=item.sample_id, place=item.place, reason=str(item.reason), message=item.message)
@@ -146,10 +143,10 @@ def summarise(index: CostIndex, source: SampleSource) -> DataReport:
     return DataReport(
         num_samples=len(index),
         num_usable=len(ids),
-        modalities=_modalities(index, ids),
+        modalities=count_modalities(index),
         distributions={name: _distribution(np.asarray(samples[name])[ids]) for name in COLUMNS} if len(ids) else {},
         num_without_labels=int((np.asarray(samples["label_tokens"])[ids] == 0).sum()),
-        num_estimated=int((np.asarray(samples["confidence"])[ids] != 0).sum()),
+        num_estimated=int((np.asarray(samples["confidence"])[ids] == Confidence.ESTIMATED).sum()),
         largest=_largest(samples, source, ids),
         reasons=dict(Counter(item.reason for item in bad).most_common()),
         unusable=bad,
@@ -169,31 +166,18 @@ def print_report(report: DataReport, console: Console) -> None:
     if report.num_without_labels:
         console.print(f"{report.num_without_labels} samples have no label token: they cost time and teach nothing")
     if report.num_estimated:
-        console.print(f"{report.num_estimated} samples hold a video whose header does not state its length exactly")
+        console.print(
+            f"{report.num_estimated} samples hold a medium whose counts are estimated, not read from its header"
+        )
     if report.unusable:
         reasons = ", ".join(f"{escape(reason)}: {count}" for reason, count in report.reasons.items())
         console.print(f"Unusable samples ({reasons}):", style="bold")
     for bad in report.unusable[:MAX_LISTED]:
-        console.print(f"  {escape(bad.place)}: {escape(bad.reason)}: {escape(bad.message)}")
+        # Most messages name their place themselves.
+        place = "" if bad.place in bad.message else f"{bad.place}: "
+        console.print(f"  {bad.reason}: {place}{bad.message}", markup=False)
     if len(report.unusable) > MAX_LISTED:
         console.print(f"  and {len(report.unusable) - MAX_LISTED} more; --json lists all")
-
-
-def _modalities(index: CostIndex, ids: NDArray[np.int64]) -> dict[str, int]:
-    offsets = np.asarray(index.item_offsets)
-    is_video = np.asarray(index.items["kind"]) == int(MediaKind.VIDEO)
-    # Videos before item i, so that a difference counts those of a sample.
-    videos_before = np.concatenate([[0], np.cumsum(is_video)])
-    videos = (videos_before[offsets[1:]] - videos_before[offsets[:-1]])[ids]
-    images = (np.diff(offsets))[ids] - videos
-    holds = (
-        (images == 0) & (videos == 0),
-        (images == 1) & (videos == 0),
-        (images > 1) & (videos == 0),
-        (images == 0) & (videos > 0),
-        (images > 0) & (videos > 0),
-    )
-    return {name: int(mask.sum()) for name, mask in zip(MODALITIES, holds, strict=True)}
 
 
 def _distribution(values: NDArray[Any]) -> Distribution:
@@ -226,10 +210,10 @@ def _largest(
 
 
 def _modality_table(report: DataReport) -> Table:
-    table = Table(title="Usable samples by what they hold", title_justify="left")
-    for name in report.modalities:
-        table.add_column(name, justify="right")
-    table.add_row(*(f"{count:,}" for count in report.modalities.values()))
+    table = Table(title="Samples and media by kind", title_justify="left")
+    for name in asdict(report.modalities):
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_row(*(f"{count:,}" for count in asdict(report.modalities).values()))
     return table
 
 

@@ -46,7 +46,7 @@ def run_check(config: CheckConfig) -> int:
     subject = build_subject(config)
     if launched_world_size() > 1:
         return _run_in_world(config, subject)
-    console = Console()
+    console = wide_console()
     if config.self_test:
         found = _launched(config, processes=2, pp_size=1)
         return _print_bugs([PlantedBug(**item) for item in found], console)
@@ -108,7 +108,7 @@ def _run_in_world(config: CheckConfig, subject: CheckSubject) -> int:
     if config.json_output is not None:
         config.json_output.write_text(json.dumps([asdict(item) for item in bugs or rows]) + "\n", encoding="utf-8")
         return 0
-    return _print_bugs(bugs, Console()) if config.self_test else _print_rows(rows, Console())
+    return _print_bugs(bugs, wide_console()) if config.self_test else _print_rows(rows, wide_console())
 
 
 def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict[str, Any]]:
@@ -135,6 +135,12 @@ def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
             raise CheckFailedError(f"the check in {processes} processes (pp_size={pp_size}) ended early:\n{tail}")
         return list(json.loads(found.read_text(encoding="utf-8")))
+
+
+def wide_console() -> Console:
+    """A console that does not cut the table where output goes to a file or a narrow pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def _print_rows(rows: Sequence[CheckRow], console: Console) -> int:

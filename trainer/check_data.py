@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from dataloaders.counts import MediaKind
-from dataloaders.probe.reader import BytesReader
 from dataloaders.record import MediaPart, MediaRef, Record, TextPart, Turn
 
 GROUP = 4  # samples of each kind
@@ -43,9 +42,9 @@ class CheckSource:
             turns.append(Turn(role="assistant", parts=(TextPart(f"Sample {i}. " + "xyz " * (3 * i % 7)),)))
         return Record(shard="check", key=str(i), turns=tuple(turns), media=images)
 
-    def media_reader(self, i: int, j: int) -> BytesReader:
-        """Header access to medium `j` of sample `i`."""
-        return BytesReader(self._media[i][j])
+    def media_reader(self, i: int, j: int) -> "_Bytes":
+        """Ranges of medium `j` of sample `i`."""
+        return _Bytes(self._media[i][j])
 
     def media_bytes(self, i: int, j: int) -> bytes:
         """Encoded bytes of medium `j` of sample `i`."""
@@ -54,6 +53,17 @@ class CheckSource:
     def place(self, i: int) -> str:
         """Where sample `i` is, for messages."""
         return f"built-in check sample {i}"
+
+
+class _Bytes:
+    """Encoded media in memory as a byte-range reader."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size = data, len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`."""
+        return self._data[offset : offset + size]
 
 
 def _num_images(i: int) -> int:

@@ -58,12 +58,12 @@ class CellTimes:
     present: NDArray[np.bool_]
 
     def reordered(self, order: Int64Array) -> "CellTimes":
-        """The same with micro-batches of each rank in the order `order` int64 [R, M]."""
-        index = order[:, :, np.newaxis]
+        """The same with other orders of the micro-batches: order int64 [..., R, M] gives times [..., R, M, S]."""
+        rank = np.arange(order.shape[-2])[:, np.newaxis]  # [R, 1], broadcast against [..., R, M]
         return CellTimes(
-            forward_ns=np.take_along_axis(self.forward_ns, index, axis=1),
-            backward_ns=np.take_along_axis(self.backward_ns, index, axis=1),
-            present=np.take_along_axis(self.present, index, axis=1),
+            forward_ns=self.forward_ns[rank, order],
+            backward_ns=self.backward_ns[rank, order],
+            present=self.present[rank, order],
         )
 
 

@@ -5,7 +5,8 @@
 1. Ranks meet once per step, so the split over ranks minimises the largest total: on one pipeline rank the sum over
    stages, on several the busiest pipeline rank (and, as a second candidate, again the sum).
 2. The split into micro-batches minimises the largest one, because a pipeline runs at the pace of its largest.
-3. On a pipeline the order of micro-batches matters: a few orders are simulated and each replica keeps its best.
+3. On a pipeline the order of micro-batches matters: orders are simulated (all of up to four micro-batches, else a few)
+   and each replica keeps its best.
 
 M is the least for which step 1 and 2 find room under the hard capacities. Where the two-level split finds none, samples
 are packed into the fewest bins first and whole bins are balanced instead. Price: heuristics at every level; the
@@ -13,6 +14,7 @@ plan's lower bound says how much they may have left.
 """
 
 from collections.abc import Iterator
+from itertools import permutations
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from balancer.counts import Int64Array
 from balancer.errors import PlanError
 from balancer.policies.base import CellTimes, Placement, PlacementProblem
 from packing import InfeasiblePartitionError, bin_lower_bound, pack, partition
+
+# Up to this many micro-batches every order is simulated (4! = 24).
+MOST_PERMUTED = 4
 
 
 def place(problem: PlacementProblem) -> Placement:
@@ -110,13 +115,14 @@ def _ordered(problem: PlacementProblem, placement: Placement) -> tuple[Placement
     num_microbatches = placement.num_microbatches
     if problem.num_pipeline_ranks == 1 or num_microbatches == 1:
         return placement, times
-    orders = np.stack(list(_orders(times)))  # [K, R, M]: order[k, r, i] is the micro-batch that runs i-th
-    candidates = [times.reordered(order) for order in orders]
+    orders = _orders(times)
+    every = times.reordered(orders)
     # [K, R, M, S] -> [K * R, M, S]: all candidates of all replicas in one simulation.
+    flat = (len(orders) * problem.dp_size, num_microbatches, len(problem.stage_ranks))
     stacked = CellTimes(
-        forward_ns=np.concatenate([candidate.forward_ns for candidate in candidates]),
-        backward_ns=np.concatenate([candidate.backward_ns for candidate in candidates]),
-        present=np.concatenate([candidate.present for candidate in candidates]),
+        forward_ns=every.forward_ns.reshape(flat),
+        backward_ns=every.backward_ns.reshape(flat),
+        present=every.present.reshape(flat),
     )
     makespans = problem.makespans_ns(stacked).reshape(len(orders), problem.dp_size)
     chosen = orders[makespans.argmin(axis=0), np.arange(problem.dp_size)]  # [R, M]
@@ -126,10 +132,16 @@ def _ordered(problem: PlacementProblem, placement: Placement) -> tuple[Placement
     return best, times.reordered(chosen)
 
 
-def _orders(times: CellTimes) -> Iterator[Int64Array]:
-    """Orders to try, each int64 [R, M]: as it is, by total time, and by time in the first stage, down and up."""
-    total = (times.forward_ns + times.backward_ns).sum(axis=2)
-    first = times.forward_ns[:, :, 0] + times.backward_ns[:, :, 0]
-    yield np.broadcast_to(np.arange(total.shape[1], dtype=np.int64), total.shape)
-    for key in (-total, total, -first, first, first - (total - first)):
-        yield np.argsort(key, axis=1, kind="stable")
+def _orders(times: CellTimes) -> Int64Array:
+    """Orders to try, int64 [K, R, M]: entry [k, r, i] is the micro-batch that runs i-th.
+
+    All permutations of few micro-batches; of many the order as it is, by total time and by time in the first stage.
+    """
+    num_ranks, num_microbatches = times.forward_ns.shape[:2]
+    if num_microbatches <= MOST_PERMUTED:
+        every = np.array(list(permutations(range(num_microbatches))), dtype=np.int64)
+        return np.repeat(every[:, np.newaxis], num_ranks, axis=1)
+    per_stage = times.forward_ns + times.backward_ns
+    total, first = per_stage.sum(axis=2), per_stage[:, :, 0]
+    keys = np.stack([np.zeros_like(total), -total, total, -first, first, 2 * first - total])
+    return np.argsort(keys, axis=2, kind="stable")

@@ -84,8 +84,7 @@ def probe_video(
     with open_source(src, limits=limits, place=place) as (file, size):
         rotations = track_rotations(file, size)
         with open_video(file, size, place=place) as (container, stream):
-            width_px, height_px = stream.codec_context.width, stream.codec_context.height
-            limits.check_size(width_px, height_px, place=place, frame=True)
+            width_px, height_px = coded_size(stream, limits=limits, place=place)
             rate = float(stream.average_rate or stream.guessed_rate or 0.0)
             duration_s = _duration_s(container, stream)
             num_frames, confidence = _count(
@@ -145,10 +144,22 @@ def open_video(file: BinaryIO, size: int, *, place: str) -> Iterator[tuple[Conta
             yield container, stream
     except MediaError:
         raise
-    except (av.error.FFmpegError, OSError, ValueError, EOFError, OverflowError) as error:
+    except (av.error.FFmpegError, OSError, ValueError, EOFError, OverflowError, LookupError) as error:
+        # LookupError: PyAV does not expect a damaged file to grow streams while it is read.
         if storage_failed(error):
             raise
         raise _explain(error, file, size, place) from error
+
+
+def coded_size(stream: Stream, *, limits: ProbeLimits, place: str) -> tuple[int, int]:
+    """(width, height) in px before rotation, checked against the ceilings."""
+    width_px, height_px = stream.codec_context.width, stream.codec_context.height
+    if not width_px or not height_px:
+        raise MediaError(
+            Reason.CORRUPT, "the header has no frame size and no packet tells it", place=place, remedy="Remove it."
+        )
+    limits.check_size(width_px, height_px, place=place, frame=True)
+    return width_px, height_px
 
 
 def _duration_s(container: Container, stream: Stream) -> float:

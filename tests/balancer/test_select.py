@@ -156,6 +156,11 @@ def test_held_out_samples_follow_the_seed() -> None:
     assert len(picks) == 5
 
 
+def test_held_out_samples_are_not_simply_the_first_of_an_epoch() -> None:
+    held_out = set(split_held_out(np.arange(40), 0.25, 3)[1].tolist())
+    assert held_out != set(epoch_order(np.arange(40), 3, 0)[:10].tolist())
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(PlanError, match="held-out share"):

@@ -39,7 +39,8 @@ def five_packages() -> tuple[str, ...]:
 def readme_blocks() -> ModuleType:
     """The parser that .ci/run uses, loaded by path as .ci/run does."""
     spec = importlib.util.spec_from_file_location("readme_blocks", Path(__file__).with_name("readme_blocks.py"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["readme_blocks"] = module
     spec.loader.exec_module(module)

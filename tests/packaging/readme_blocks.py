@@ -68,7 +68,9 @@ def marked(text: str, mark: str) -> Block:
     found = [block for block in blocks(text) if block.mark == mark]
     if len(found) != 1 or not found[0].code.strip():
         lines = ", ".join(str(block.line) for block in found) or "none"
-        raise ValueError(f"exactly one code block that is not empty must follow <!-- {mark} -->; lines of those found: {lines}")
+        raise ValueError(
+            f"exactly one code block that is not empty must follow <!-- {mark} -->; lines of those found: {lines}"
+        )
     return found[0]
 
 

@@ -25,7 +25,9 @@ def project(repository: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def wheel(repository: Path, five_packages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel(
+    repository: Path, five_packages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> zipfile.ZipFile:
     """A wheel built from a copy of the tree, so that no build folder of an earlier build takes part."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -104,13 +106,16 @@ def test_the_base_installation_does_not_ask_for_torch(project: dict[str, Any]) -
 def test_decord_is_asked_for_only_where_it_has_wheels(wheel: zipfile.ZipFile) -> None:
     (line,) = (line for line in _metadata(wheel).get_all("Requires-Dist", []) if line.startswith("decord"))
     condition = line.partition(";")[2]
-    assert "Linux" in condition and "x86_64" in condition
+    assert "Linux" in condition
+    assert "x86_64" in condition
 
 
 def test_the_five_packages_and_the_wheel_carry_one_version(
     wheel: zipfile.ZipFile, five_packages: tuple[str, ...], run_python: Callable
 ) -> None:
-    code = f"import importlib, json; print(json.dumps([importlib.import_module(m).__version__ for m in {five_packages}]))"
+    code = (
+        f"import importlib, json; print(json.dumps([importlib.import_module(m).__version__ for m in {five_packages}]))"
+    )
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) == {_metadata(wheel)["Version"]}

@@ -18,7 +18,7 @@ def bounds_of(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
 
-def random_qkv(num_tokens: int, heads: int = 4, kv_heads: int = 2, size: int = 8, dtype=torch.float64, seed: int = 0):
+def random_qkv(num_tokens: int, *, heads: int = 4, kv_heads: int = 2, size: int = 8, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(num_tokens, heads, size), (num_tokens, kv_heads, size), (num_tokens, kv_heads, size)]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
@@ -244,9 +244,7 @@ def test_mixed_dtypes_and_odd_shapes_are_refused():
 
 def test_the_operator_passes_torchs_own_checks():
     inputs = random_qkv(6, heads=2, kv_heads=1, size=4)
-    torch.library.opcheck(
-        torch.ops.mllm_balancer.packed_attention.default, (*inputs, bounds_of([4, 2]), True, 0.5)
-    )
+    torch.library.opcheck(torch.ops.mllm_balancer.packed_attention.default, (*inputs, bounds_of([4, 2]), True, 0.5))
 
 
 def test_groups_cover_every_token_once():

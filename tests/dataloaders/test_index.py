@@ -1,0 +1,219 @@
+"""The cost index as files: mapped without a copy, refused when stale, foreign or damaged, replaced as a whole."""
+
+import json
+import os
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataloaders.errors import IndexFormatError
+from dataloaders.estimators import Qwen25VLEstimator
+from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, IndexKey, write_index
+from dataloaders.scan import scan_source
+from dataloaders.tar_source import TarSource
+
+KEY = IndexKey(
+    source="s", estimator="e", tokenizer="t", train_on="assistant", apply_orientation=True, limits="max_bytes=1"
+)
+
+
+def _index(num_items: tuple[int, ...] = (0, 2, 1), **changes: object) -> CostIndex:
+    count = sum(num_items)
+    samples = {name: np.arange(len(num_items), dtype=dtype) for name, dtype in SAMPLE_COLUMNS.items()}
+    samples["num_items"] = np.array(num_items, dtype=np.int32)
+    items = {name: np.arange(count, dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
+    keys = pa.array([f"k{i}" for i in range(len(num_items))], pa.string())
+    arguments: dict[str, object] = {
+        "key": KEY,
+        "samples": samples,
+        "items": items,
+        "names": pa.table({"shard": pa.array(["a.tar"] * len(num_items), pa.string()), "key": keys}),
+        "bad": [BadSample(sample_id=2, place="shard a.tar, key k2", reason="corrupt", message="no")],
+        "reasons": ["", "corrupt"],
+    }
+    return CostIndex(**{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def _equal(one: CostIndex, other: CostIndex) -> bool:
+    tables = ((one.samples, other.samples, SAMPLE_COLUMNS), (one.items, other.items, ITEM_COLUMNS))
+    return (one.key, one.bad, one.reasons, one.fingerprint) == (
+        other.key,
+        other.bad,
+        other.reasons,
+        other.fingerprint,
+    ) and all(
+        np.array_equal(left[name], right[name]) and left[name].dtype == right[name].dtype == np.dtype(dtype)
+        for left, right, columns in tables
+        for name, dtype in columns.items()
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    index = _index()
+    opened = write_index(tmp_path / "deep" / "index", index)
+    assert _equal(index, opened)
+    assert [opened.keys(i) for i in range(3)] == ["k0", "k1", "k2"]
+    assert opened.shard(1) == "a.tar"
+    assert opened.folder == tmp_path / "deep" / "index"
+    assert os.listdir(tmp_path / "deep") == ["index"]
+
+
+def test_offsets_are_the_running_sum_of_items() -> None:
+    index = _index((0, 2, 1))
+    assert index.item_offsets.tolist() == [0, 0, 2, 3]
+    assert index.item_offsets.dtype == np.int64
+    assert [list(index.item_rows(i)) for i in range(3)] == [[], [0, 1], [2]]
+
+
+@pytest.mark.parametrize("num_items", [(), (0,), (0, 0)])
+def test_an_index_without_media_or_samples_is_legal(tmp_path: Path, num_items: tuple[int, ...]) -> None:
+    index = _index(num_items, bad=[])
+    opened = write_index(tmp_path / "index", index)
+    assert _equal(index, opened)
+    assert len(opened) == len(num_items)
+    assert len(opened.item_offsets) == len(num_items) + 1
+
+
+def test_columns_are_views_of_the_mapped_file_and_read_only(tmp_path: Path) -> None:
+    opened = write_index(tmp_path / "index", _index())
+    for column in [*opened.samples.values(), *opened.items.values()]:
+        assert column.base is not None
+        assert not column.flags.owndata
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 7
+    mapped = (tmp_path / "index" / "samples.arrow").resolve()
+    assert str(mapped) in Path("/proc/self/maps").read_text()
+
+
+def test_the_tables_are_plain_arrow_files(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", _index())
+    with pa.OSFile(str(tmp_path / "index" / "items.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all().column_names == list(ITEM_COLUMNS)
+    meta = json.loads((tmp_path / "index" / "meta.json").read_text())
+    assert (meta["format_version"], meta["num_samples"], meta["num_items"]) == (1, 3, 3)
+
+
+def test_the_mapping_survives_the_replacement_of_the_folder(tmp_path: Path) -> None:
+    opened = write_index(tmp_path / "index", _index())
+    before = opened.items["patches"].tolist()
+    write_index(tmp_path / "index", _index((5,), bad=[]))
+    assert opened.items["patches"].tolist() == before
+    assert len(CostIndex.open(tmp_path / "index")) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("source", "other"),
+        ("estimator", "other"),
+        ("tokenizer", "other"),
+        ("train_on", "all"),
+        ("apply_orientation", False),
+        ("limits", "other"),
+    ],
+)
+def test_an_index_made_from_something_else_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    write_index(tmp_path / "index", _index())
+    expect = replace(KEY, **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(IndexFormatError, match=rf"made from something else: {field} is .*, expected {value}.*again"):
+        CostIndex.open(tmp_path / "index", expect=expect)
+    assert len(CostIndex.open(tmp_path / "index")) == 3
+
+
+def test_another_format_version_is_refused(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", _index())
+    path = tmp_path / "index" / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(IndexFormatError, match=r"format version 2, but this release reads 1 at .*Delete the folder"):
+        CostIndex.open(tmp_path / "index")
+
+
+@pytest.mark.parametrize("name", ["samples.arrow", "items.arrow"])
+@pytest.mark.parametrize("how", ["cut", "emptied", "scrambled", "gone"])
+def test_damaged_tables_are_refused(tmp_path: Path, name: str, how: str) -> None:
+    write_index(tmp_path / "index", _index())
+    path = tmp_path / "index" / name
+    content = path.read_bytes()
+    damaged = {"cut": content[: len(content) // 2], "emptied": b"", "scrambled": b"\0" * len(content)}
+    path.unlink() if how == "gone" else path.write_bytes(damaged[how])
+    with pytest.raises(IndexFormatError, match=r"at .*index. Delete the folder; it is built again"):
+        CostIndex.open(tmp_path / "index")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 1}'])
+def test_a_folder_that_is_no_index_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "meta.json").write_text(content)
+    with pytest.raises(IndexFormatError, match=r"not a cost index|damaged"):
+        CostIndex.open(tmp_path)
+
+
+def test_items_that_do_not_add_up_are_refused() -> None:
+    items = {name: np.zeros(2, dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
+    with pytest.raises(IndexFormatError, match="the samples name 3 items, but there are 2"):
+        _index(items=items)
+
+
+def test_a_folder_with_something_else_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    for name in ("mine", "file"):
+        with pytest.raises(IndexFormatError, match="holds something else and is not overwritten"):
+            write_index(tmp_path / name, _index())
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_failed_write_leaves_the_old_index_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = write_index(tmp_path / "index", _index())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pa.ipc, "new_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_index(tmp_path / "index", _index((7,), bad=[]))
+    assert _equal(old, CostIndex.open(tmp_path / "index"))
+    assert os.listdir(tmp_path) == ["index"]
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    reference = _index().fingerprint
+    assert _index().fingerprint == reference == write_index(tmp_path / "i", _index()).fingerprint
+    changed = {name: column.copy() for name, column in _index().samples.items()}
+    changed["label_tokens"][1] += 1
+    others = [
+        _index(samples=changed),
+        _index(key=replace(KEY, source="other")),
+        _index(bad=[]),
+        _index((1, 1, 1)),
+    ]
+    assert len({reference, *(other.fingerprint for other in others)}) == 5
+
+
+def test_a_mapped_index_travels_as_its_folder_and_is_checked(tmp_path: Path) -> None:
+    opened = write_index(tmp_path / "index", _index())
+    message = pickle.dumps(opened)
+    assert len(message) < 1000
+    assert _equal(pickle.loads(message), opened)
+    write_index(tmp_path / "index", _index((4,), bad=[]))
+    with pytest.raises(IndexFormatError, match="the index was replaced while a run was using it"):
+        pickle.loads(message)
+    shutil.rmtree(tmp_path / "index")
+    with pytest.raises(IndexFormatError, match="not a cost index"):
+        pickle.loads(message)
+
+
+def test_an_index_in_memory_travels_by_value() -> None:
+    index = _index()
+    assert _equal(pickle.loads(pickle.dumps(index)), index)
+
+
+def test_a_scanned_index_survives_the_way_through_files(tmp_path: Path, small_shard: Path) -> None:
+    index = scan_source(TarSource(str(small_shard)), Qwen25VLEstimator())
+    assert _equal(index, write_index(tmp_path / "index", index))

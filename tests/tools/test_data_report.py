@@ -1,0 +1,153 @@
+"""The report on a data set is computed from headers alone and hides neither tails nor unusable samples."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from dataloaders.estimators import estimator_from_config
+from dataloaders.scan import scan_source
+from dataloaders.tar_source import TarSource
+from tools.cli import main
+from tools.data_report import DataReport, _distribution, print_report, report_on
+
+
+def _printed(report: DataReport) -> str:
+    console = Console(file=io.StringIO(), width=140, soft_wrap=True, highlight=False)
+    print_report(report, console)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def damaged_shard(tmp_path: Path, write_shard, chat_json, image_bytes) -> Path:
+    """One good sample, one whose picture is no picture, one without its picture."""
+    members = [
+        ("good.json", chat_json("<image>What?", "A wall.")),
+        ("good.png", image_bytes(64, 48)),
+        ("lies.json", chat_json("<image>What?", "Nothing.")),
+        ("lies.png", b"not a picture"),
+        ("alone.json", chat_json("<image>What?", "Nothing.")),
+    ]
+    return write_shard(tmp_path / "damaged.tar", members)
+
+
+def test_samples_are_counted_by_what_they_hold(small_shard: Path) -> None:
+    report = report_on(str(small_shard))
+    assert (report.num_samples, report.num_usable) == (6, 6)
+    kinds = report.modalities
+    assert (kinds.text_only, kinds.image_only, kinds.video_only, kinds.mixed) == (1, 3, 1, 1)
+    assert (kinds.images, kinds.videos) == (6, 2)
+
+
+def test_distributions_equal_those_of_the_index(small_shard: Path) -> None:
+    index = scan_source(TarSource(str(small_shard)), estimator_from_config({"model_type": "qwen2_5_vl"}))
+    report = report_on(str(small_shard))
+    for name, distribution in report.distributions.items():
+        values = np.asarray(index.samples[name])
+        assert distribution.total == values.sum()
+        assert distribution.quantiles["min"] == values.min()
+        assert distribution.quantiles["max"] == values.max()
+
+
+def test_the_processor_of_a_model_folder_decides_the_tokens(small_shard: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}), encoding="utf-8")
+    limits = {"min_pixels": 784, "max_pixels": 784}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(limits), encoding="utf-8")
+    small = report_on(str(small_shard), processor=tmp_path).distributions["visual_tokens"]
+    assert small.total < report_on(str(small_shard)).distributions["visual_tokens"].total
+
+
+def test_train_on_all_labels_more_tokens(small_shard: Path) -> None:
+    assistant = report_on(str(small_shard)).distributions["label_tokens"].total
+    assert report_on(str(small_shard), train_on="all").distributions["label_tokens"].total > assistant
+
+
+def test_no_pixel_is_decoded(small_shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a picture was decoded")
+
+    monkeypatch.setattr(Image.Image, "load", refuse)
+    assert report_on(str(small_shard)).num_usable == 6
+
+
+def test_progress_counts_every_sample(small_shard: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report_on(str(small_shard), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6, 6)
+
+
+def test_the_largest_samples_are_named_in_order(small_shard: Path) -> None:
+    largest = report_on(str(small_shard)).largest
+    lengths = [item.llm_tokens for item in largest]
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(largest) == 5
+    assert "small.tar" in largest[0].place
+
+
+def test_unusable_samples_are_listed_with_place_and_reason(damaged_shard: Path) -> None:
+    report = report_on(str(damaged_shard))
+    assert (report.num_samples, report.num_usable) == (3, 1)
+    assert report.reasons == {"unknown_format": 1, "placeholder_mismatch": 1}
+    printed = _printed(report)
+    assert "Unusable samples" in printed
+    assert "unknown_format: " in printed
+    assert "key lies, member lies.png" in printed
+    assert "placeholder_mismatch: " in printed
+    assert "key alone" in printed
+
+
+def test_unusable_samples_do_not_enter_the_distributions(damaged_shard: Path) -> None:
+    report = report_on(str(damaged_shard))
+    assert report.distributions["num_items"].total == 1
+    assert [item.place.endswith("key good") for item in report.largest] == [True]
+
+
+def test_a_data_set_without_a_usable_sample_is_reported_not_crashed(tmp_path: Path, write_shard, chat_json) -> None:
+    shard = write_shard(tmp_path / "bad.tar", [("0.json", chat_json("<image>", "x"))])
+    report = report_on(str(shard))
+    assert (report.num_usable, report.distributions, report.largest) == (0, {}, ())
+    assert "1 samples, 0 usable" in _printed(report)
+
+
+def test_names_from_the_data_are_not_read_as_markup(tmp_path: Path, write_shard, chat_json) -> None:
+    members = [("[red]a[/nope].json", chat_json("<image>", "x")), ("[bold]b.json", chat_json("1?", "2"))]
+    printed = _printed(report_on(str(write_shard(tmp_path / "x.tar", members))))
+    assert "[red]a[/nope]" in printed
+    assert "[bold]b" in printed
+
+
+def test_the_tail_is_what_the_largest_hundredth_holds() -> None:
+    values = np.full(200, 10)
+    values[:2] = 1000
+    distribution = _distribution(values)
+    assert distribution.tail_share == pytest.approx(2000 / (2000 + 1980))
+    assert distribution.quantiles == {"min": 10, "p50": 10, "p90": 10, "p99": 10, "max": 1000}
+
+
+def test_the_tail_of_few_samples_is_the_largest_one_and_of_zeros_nothing() -> None:
+    assert _distribution(np.array([1, 3])).tail_share == pytest.approx(0.75)
+    assert _distribution(np.array([0, 0])).tail_share == 0.0
+
+
+def test_quantiles_are_values_that_occur() -> None:
+    assert _distribution(np.array([1, 100])).quantiles["p50"] == 1
+
+
+def test_the_command_prints_tables_for_people(small_shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "--data", str(small_shard)]) == 0
+    printed = capsys.readouterr().out
+    assert "6 samples, 6 usable" in printed
+    assert "LLM tokens" in printed
+
+
+def test_the_command_prints_json_and_nothing_else(damaged_shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "--data", str(damaged_shard), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["num_usable"] == 1
+    assert content["modalities"]["image_only"] == 1
+    assert [bad["reason"] for bad in content["unusable"]] == ["unknown_format", "placeholder_mismatch"]
+    assert content["distributions"]["patches"]["total"] > 0
