@@ -13,7 +13,7 @@ from balancer._installation import verify_siblings
 
 verify_siblings()
 
-from packing._version import __version__  # noqa: E402  (only after the sibling check)
+from balancer._version import __version__  # noqa: E402  (nothing before the sibling check)
 
 if TYPE_CHECKING:
     from balancer.batch import MicroBatch

@@ -64,7 +64,8 @@ class Layout:
             divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
             nearest = min(divisors, key=lambda size: abs(size - pp_size))
             raise LayoutError(
-                f"pp_size={pp_size} does not divide the world of {world_size} processes; the nearest that does is {nearest}"
+                f"pp_size={pp_size} does not divide the world of {world_size} processes; "
+                f"the nearest that does is {nearest}"
             )
         return cls(dp_size=world_size // pp_size, pp_size=pp_size)
 

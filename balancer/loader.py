@@ -9,6 +9,7 @@ or tokens of the *global* batch, not per rank.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -25,10 +26,11 @@ from balancer.plan import Capacities
 from balancer.planner import plan_step
 from balancer.select import StepSelector
 
-Sample = TypeVar("Sample", covariant=True)
+Sample_co = TypeVar("Sample_co", covariant=True)
 Costs = Sequence[int] | NDArray[Any] | Callable[[int], int | Sequence[int]]
 
 NUM_COST_COLUMNS = 2
+_FINEST_COST = 2.0**30
 _logger = logging.getLogger(__name__)
 # The cost of a sample is what the caller says, in the caller's unit: one "nanosecond" per unit, nothing added.
 _AS_GIVEN = CostModel(
@@ -144,7 +146,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             yield plan.members(self._dp_rank, 0).tolist()
 
 
-class BalancedDataLoader(DataLoader[Sample]):
+class BalancedDataLoader(DataLoader[Sample_co]):
     """torch's DataLoader with batches balanced over DP ranks; map-style datasets.
 
     Arguments up to `persistent_workers` are DataLoader's, in its order and meaning, except that `batch_size` is a mean.
@@ -160,15 +162,15 @@ class BalancedDataLoader(DataLoader[Sample]):
         BalancerError: an iterable dataset, or a sampler beside the balancing one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (DataLoader's own order of arguments)
         self,
-        dataset: Dataset[Sample],
+        dataset: Dataset[Sample_co],
         batch_size: int = 1,
         shuffle: bool | None = None,
         sampler: None = None,
         batch_sampler: None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Sample]], Any] | None = None,
+        collate_fn: Callable[[list[Sample_co]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -224,18 +226,19 @@ class BalancedDataLoader(DataLoader[Sample]):
         return cast("BalancedBatchSampler", self.batch_sampler).num_dropped
 
 
-def _costs_of(dataset: Any, cost: Costs | None) -> Sequence[int] | NDArray[Any]:
+def _costs_of(dataset: Any, cost: Costs | None) -> NDArray[Any]:
     if cost is None:
         cost = getattr(dataset, "cost", None)
         if cost is None:
             raise MissingCostError(
-                "no cost is known for these samples. Add cost=lengths (one number per sample, e.g. its tokens), or give "
-                "the dataset a method cost(i) that does not decode the sample"
+                "no cost is known for these samples. Add cost=lengths (one number per sample, e.g. its tokens), or "
+                "give the dataset a method cost(i) that does not decode the sample"
             )
     if not callable(cost):
-        if len(cost) != len(dataset):
-            raise BalancerError(f"cost has {len(cost)} entries for {len(dataset)} samples")
-        return cost
+        given = np.asarray(cost)
+        if len(given) != len(dataset):
+            raise BalancerError(f"cost has {len(given)} entries for {len(dataset)} samples")
+        return given
     return np.array([cost(i) for i in range(len(dataset))])
 
 
@@ -247,11 +250,21 @@ def _checked_costs(costs: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         raise BalancerError(f"costs have shape {np.shape(costs)}; expected numbers [n], or [n, 2] for (encoder, LLM)")
     if len(array) and not (np.isfinite(array).all() and array.min() >= 0):
         raise BalancerError("costs are finite and not negative; the smallest is " + str(array.min()))
-    return np.rint(array).astype(np.int64)
+    if not np.issubdtype(array.dtype, np.integer) and (array != np.rint(array)).any():
+        # Fractions (seconds, say) would be lost in whole numbers; only ratios matter, so the unit is made finer.
+        array = array * (_FINEST_COST / array.max())
+    rounded: NDArray[np.int64] = np.rint(array).astype(np.int64)
+    return rounded
 
 
 def _place(layout: Layout | None, dp_rank: int | None) -> tuple[Layout, int]:
     joined = dist.is_available() and dist.is_initialized()
+    launched = dist.is_available() and dist.is_torchelastic_launched() and os.environ.get("WORLD_SIZE", "1") != "1"
+    if not joined and dp_rank is None and (launched if layout is None else layout.dp_size > 1):
+        raise LayoutError(
+            "which rank this is cannot be known: there is no process group yet. Call torch.distributed."
+            "init_process_group before making the loader, or pass parallel= and dp_rank="
+        )
     if layout is None:
         layout = Layout(dp_size=dist.get_world_size() if joined else 1)
         if not joined:

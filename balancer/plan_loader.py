@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from balancer.batch import MicroBatch, collate
+from balancer.errors import PlanError
 from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import TokenEstimator
@@ -146,7 +147,10 @@ class PlanLoader:
     def cells(self) -> Iterator[_Cell]:
         """The non-empty cells of this rank in the order they are run."""
         for step in self._steps:
-            plan = self._plans.plan(step)
+            try:
+                plan = self._plans.plan(step)
+            except PlanError:
+                return  # cells are read ahead by rank-dependent numbers; `__iter__` raises it at its own step
             for microbatch in range(plan.num_microbatches):
                 members = plan.members(self._dp_rank, microbatch)
                 if len(members):
@@ -163,7 +167,7 @@ class PlanLoader:
                 if not len(plan.members(self._dp_rank, microbatch)):
                     microbatches.append(None)
                     continue
-                loaded = next(batches)
+                loaded = _next(batches)
                 if isinstance(loaded, _Failure):
                     error = error or loaded.error
                     microbatches.append(None)
@@ -175,6 +179,13 @@ class PlanLoader:
                 error=error,
                 data_wait_ms=(time.perf_counter() - start) * 1e3,
             )
+
+
+def _next(batches: Iterator[MicroBatch | _Failure]) -> MicroBatch | _Failure:
+    try:
+        return next(batches)
+    except Exception as error:  # a worker that was killed, or a batch that did not survive its way here
+        return _Failure(error)
 
 
 class _Cells:

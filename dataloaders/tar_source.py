@@ -2,7 +2,7 @@
 
     urls --braces--> shards --tar_headers--> members --tar_groups--> sample table --pread--> records, headers, media
 
-Price: opening reads 512 bytes per member (about 10 us each on a local disk), and shards must be local and uncompressed.
+Price: opening reads 512 bytes per member (about 20 us each on a local disk), and shards must be local and uncompressed.
 The table travels to workers by pickle; file handles do not, each process opens its own when it first reads.
 """
 

@@ -42,11 +42,11 @@ def image_bytes() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def video_bytes() -> Callable[..., bytes]:
-    """`video_bytes(width_px, height_px, num_frames, fps=8)`: an MP4 that grows brighter from frame to frame."""
+    """`video_bytes(width_px, height_px, num_frames, fps=8, format="mp4")`: a clip that grows brighter."""
 
-    def make(width_px: int, height_px: int, num_frames: int, *, fps: int = 8) -> bytes:
+    def make(width_px: int, height_px: int, num_frames: int, *, fps: int = 8, format: str = "mp4") -> bytes:
         buffer = io.BytesIO()
-        with av.open(buffer, "w", format="mp4") as container:
+        with av.open(buffer, "w", format=format) as container:
             stream = container.add_stream("mpeg4", rate=fps)
             stream.width, stream.height, stream.pix_fmt = width_px, height_px, "yuv420p"
             for number in range(num_frames):

@@ -3,4 +3,4 @@
 Reading order: cli.py (the commands), then run_report.py, data_report.py, compared_steps.py and timeline_svg.py.
 """
 
-from packing._version import __version__ as __version__
+from balancer._version import __version__ as __version__

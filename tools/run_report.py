@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from balancer.measured import measure, num_ranks, num_replicas
 from balancer.records import Replaced, StepRecord, read_records
 from tools.errors import AnalyzeError, UsageError
-from tools.measured import measure, num_ranks
 
 STEPS_FILE = "steps.jsonl"
 MAX_LISTED = 10
@@ -103,8 +103,8 @@ def read_run(run_folder: Path) -> list[StepRecord]:
 
 def summarise(records: Sequence[StepRecord]) -> RunReport:
     """Summary of one or more records in step order."""
-    ranks = num_ranks(records)
-    measured = [measure(record, ranks=ranks) for record in records]
+    ranks, replicas = num_ranks(records), num_replicas(records)
+    measured = [measure(record.actions, ranks=ranks, replicas=replicas) for record in records]
     losses = [record.loss for record in records if math.isfinite(record.loss)]
     total_ms = sum(record.step_ms for record in records)
     return RunReport(

@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Iterator
 from html import escape
 
+from balancer.measured import measure, num_ranks, num_replicas
 from balancer.records import ActionRecord, StepRecord
 from tools.compared_steps import StepPair
-from tools.measured import measure, num_ranks
 
 WIDTH_PX = 980
 LEFT_PX = 150
@@ -118,10 +118,10 @@ def _panel(name: str, record: StepRecord, ranks: int, axis_ms: float, top_px: fl
 
 
 def _caption(name: str, record: StepRecord, ranks: int) -> tuple[str, str]:
-    measured = measure(record, ranks=ranks)
-    num_replicas = len({action.dp_rank for action in record.actions})
-    if num_replicas > 1:
-        imbalance = f"imbalance {measured.replica_imbalance:.2f} over {num_replicas} replicas"
+    replicas = num_replicas([record])
+    measured = measure(record.actions, ranks=ranks, replicas=replicas)
+    if replicas > 1:
+        imbalance = f"imbalance {measured.rank_imbalance:.2f} over {replicas} replicas"
     else:
         imbalance = f"imbalance {measured.microbatch_imbalance:.2f} over micro-batches"
     switch = "off" if name == "before" else "on"

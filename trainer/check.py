@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from balancer.layout import Layout
-from balancer.plan_loader import PlanLoader, SampleReader
 from balancer.plan import StepPlan
+from balancer.plan_loader import PlanLoader, SampleReader
 from balancer.plan_sequence import PlanSequence
 from trainer.comm import Comm
-from trainer.model_source import ModelSource
+from trainer.errors import CheckFailedError
+from trainer.model_source import ModelSource, cost_model_for
 from trainer.pieces import ModelPieces
 from trainer.reference import reference_step
 from trainer.step import StepRunner
@@ -107,8 +108,16 @@ def check_layout(
 
     Args:
         runner_class, reader: replaced by the self-test, which plants bugs in them.
+
+    Raises:
+        CheckFailedError: the step has no label token.
     """
     rows = []
+    if not subject.plans.weight_sum(subject.step, subject.reader.loss_reduction):
+        raise CheckFailedError(
+            f"step {subject.step + 1} holds no label token, so there is no gradient to compare. Look at a sample with "
+            f"balancer-train plan --show-sample 0, choose another --train-on, or a larger --global-batch-size."
+        )
     for dtype in dtypes:
         whole = subject.pieces(Layout(), 0, dtype, comm.device)
         ids = subject.plans.sample_ids(subject.step).tolist()
@@ -117,7 +126,7 @@ def check_layout(
         runner = runner_class(pieces, comm, schedule=subject.plans.schedule)
         for count in num_microbatches:
             for balancer in policies:
-                plans = _varied(subject.plans, comm.layout, count, POLICY_OF[balancer])
+                plans = _varied(subject, comm.layout, count, POLICY_OF[balancer])
                 loader = PlanLoader(
                     reader or subject.reader,
                     plans,
@@ -146,8 +155,14 @@ def check_layout(
     return rows
 
 
-def _varied(plans: PlanSequence, layout: Layout, num_microbatches: int, policy: str) -> PlanSequence:
-    return replace(plans, layout=layout, num_microbatches=num_microbatches, policy=policy)
+def _varied(subject: CheckSubject, layout: Layout, num_microbatches: int, policy: str) -> PlanSequence:
+    return replace(
+        subject.plans,
+        layout=layout,
+        cost_model=cost_model_for(subject.model.config, layout),
+        num_microbatches=num_microbatches,
+        policy=policy,
+    )
 
 
 def _worst(pieces: ModelPieces, reference: dict[str, torch.Tensor], comm: Comm) -> tuple[str, float]:

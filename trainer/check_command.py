@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from balancer.layout import Layout
-from balancer.plan_loader import SampleReader
 from balancer.plan import Capacities
+from balancer.plan_loader import SampleReader
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import estimator_from_config
 from dataloaders.scan import scan_source
@@ -49,12 +49,12 @@ def run_check(config: CheckConfig) -> int:
     console = wide_console()
     if config.self_test:
         found = _launched(config, processes=2, pp_size=1)
-        return _print_bugs([PlantedBug(**item) for item in found], console)
+        return _report_bugs([PlantedBug(**item) for item in found], config, console)
     with communicator(device=torch.device("cpu")) as comm:
         rows = check_layout(subject, comm)
     for processes, pp_size in WORLDS:
         rows += [row_from(item) for item in _launched(config, processes=processes, pp_size=pp_size)]
-    return _print_rows(rows, console)
+    return _report_rows(rows, config, console)
 
 
 def build_subject(config: CheckConfig) -> CheckSubject:
@@ -63,9 +63,7 @@ def build_subject(config: CheckConfig) -> CheckSubject:
     if config.data is None:
         estimator = estimator_from_config(model.processor)
         source = CheckSource(seed=config.seed)
-        index = scan_source(
-            source, estimator, train_on=config.train_on, apply_orientation=config.apply_orientation
-        )
+        index = scan_source(source, estimator, train_on=config.train_on, apply_orientation=config.apply_orientation)
         side = select(config, source, index, estimator)
         batch_size = NUM_SAMPLES
     else:
@@ -105,10 +103,8 @@ def _run_in_world(config: CheckConfig, subject: CheckSubject) -> int:
         rows = [] if config.self_test else check_layout(subject, comm)
     if not comm.is_main:
         return 0
-    if config.json_output is not None:
-        config.json_output.write_text(json.dumps([asdict(item) for item in bugs or rows]) + "\n", encoding="utf-8")
-        return 0
-    return _print_bugs(bugs, wide_console()) if config.self_test else _print_rows(rows, wide_console())
+    console = wide_console()
+    return _report_bugs(bugs, config, console) if config.self_test else _report_rows(rows, config, console)
 
 
 def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict[str, Any]]:
@@ -135,6 +131,22 @@ def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
             raise CheckFailedError(f"the check in {processes} processes (pp_size={pp_size}) ended early:\n{tail}")
         return list(json.loads(found.read_text(encoding="utf-8")))
+
+
+def _report_rows(rows: Sequence[CheckRow], config: CheckConfig, console: Console) -> int:
+    """Write or print comparisons; `FAILED` when one does not agree."""
+    if config.json_output is None:
+        return _print_rows(rows, console)
+    config.json_output.write_text(json.dumps([asdict(row) for row in rows]) + "\n", encoding="utf-8")
+    return 0 if all(row.passed for row in rows) else FAILED
+
+
+def _report_bugs(bugs: Sequence[PlantedBug], config: CheckConfig, console: Console) -> int:
+    """Write or print planted bugs; `FAILED` when one went unnoticed or the healthy run was blamed."""
+    if config.json_output is None:
+        return _print_bugs(bugs, console)
+    config.json_output.write_text(json.dumps([asdict(item) for item in bugs]) + "\n", encoding="utf-8")
+    return FAILED if _wrong_verdicts(bugs) else 0
 
 
 def wide_console() -> Console:
@@ -173,6 +185,10 @@ def _print_bugs(bugs: Sequence[PlantedBug], console: Console) -> int:
     for item in bugs:
         table.add_row(item.bug, f"{item.worst_error:.1e}", item.worst_tensor, "fails" if item.caught else "passes")
     console.print(table)
-    wrong = [item.bug for item in bugs if item.caught == (item.bug == HEALTHY)]
+    wrong = _wrong_verdicts(bugs)
     console.print("every bug was caught" if not wrong else f"wrong verdict on: {', '.join(wrong)}")
     return FAILED if wrong else 0
+
+
+def _wrong_verdicts(bugs: Sequence[PlantedBug]) -> list[str]:
+    return [item.bug for item in bugs if item.caught == (item.bug == HEALTHY)]

@@ -17,6 +17,9 @@ USAGE, FAILURE = 2, 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program name) and return its exit code."""
+    # Read by OpenMP when torch is first loaded: threads that spin while they wait make a step several times slower as
+    # soon as loader workers or anyone else needs a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     command = parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.WARNING, format="%(message)s")
     try:
@@ -69,8 +72,10 @@ def _is_usage(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
+    from balancer.printable import printable
+
     where = f" (rank {_rank()})" if _rank() else ""
-    return f"error{where}: {error}\n"
+    return printable(f"error{where}: {error}\n")  # the text may name members and keys, which are data
 
 
 def _rank() -> int:

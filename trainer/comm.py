@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -90,9 +90,9 @@ class Comm:
         """`item` of every rank, in rank order, on every rank. Doubles as the barrier of a step boundary."""
         if self.world_size == 1:
             return [item]
-        items: list[Item | None] = [None] * self.world_size
+        items: list[Any] = [None] * self.world_size
         dist.all_gather_object(items, item)
-        return [item for item in items if item is not None]
+        return items
 
     def barrier(self) -> None:
         """Wait for all ranks."""

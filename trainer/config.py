@@ -21,6 +21,7 @@ from trainer.errors import ConfigError
 _STRICT_KEYS = {"extra": "forbid"}
 
 DEFAULT_EPOCHS = 1.0
+DEMO_EPOCHS = 5.0
 
 # The names registered in balancer.policies and balancer.schedule and in balancer.weights; a test keeps them equal.
 Policy = Literal["lpt", "sequential", "length_grouped"]
@@ -113,7 +114,7 @@ class StepOptions(PlacementOptions):
     eval_share: float = 0.1
     """Share of the samples held out for validation, drawn by seed (0 to below 1); not used with eval_data."""
     epochs: float | None = None
-    """Passes over the training samples; fractions allowed. Give epochs or max_steps; neither means 1 epoch."""
+    """Passes over the training samples; fractions allowed. Neither epochs nor max_steps: 1 epoch (demo corpus: 5)."""
     max_steps: int | None = None
     """Optimizer steps of the whole run, over as many epochs as needed. Give epochs or max_steps, not both."""
 
@@ -132,7 +133,8 @@ class StepOptions(PlacementOptions):
         """Steps of the run, known before step 1: max_steps, or the epochs rounded up to a whole step."""
         if self.max_steps is not None:
             return self.max_steps
-        return max(1, math.ceil((self.epochs or DEFAULT_EPOCHS) * steps_per_epoch - 1e-9))
+        default = DEMO_EPOCHS if self.data is None else DEFAULT_EPOCHS
+        return max(1, math.ceil((self.epochs or default) * steps_per_epoch - 1e-9))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,8 @@ class FitConfig(StepOptions):
     """Run folder, made anew. None: the next free runs/NAME-NNN."""
     resume: bool = False
     """Continue a run from its newest checkpoint: --resume RUN, or with --output RUN, or alone: the newest run."""
-    lr: float = 1e-3
-    """Peak learning rate."""
+    lr: float = 2e-3
+    """Peak learning rate; the default suits the small built-in models."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step as a share of the peak (0 to 1); not used by lr_schedule constant."""
     lr_schedule: LRSchedule = "cosine"

@@ -24,8 +24,7 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 def to_yaml(config: Config) -> str:
     """All options as YAML, in the order of their definition; `from_yaml` gives an equal config back."""
-    values = {name: _plain(getattr(config, name)) for name in option_names(type(config))}
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)
+    return yaml.safe_dump(option_values(config), sort_keys=False, allow_unicode=True, width=10_000)
 
 
 def from_yaml(text: str, cls: type[AnyConfig], *, place: str = "YAML") -> AnyConfig:
@@ -52,6 +51,11 @@ def from_yaml(text: str, cls: type[AnyConfig], *, place: str = "YAML") -> AnyCon
         )
     except ValidationError as error:
         raise ConfigError("; ".join(_describe(place, problem, allowed) for problem in error.errors())) from None
+
+
+def option_values(config: Config) -> dict[str, Any]:
+    """All options and their values as plain YAML values, in the order of their definition."""
+    return {name: _plain(getattr(config, name)) for name in option_names(type(config))}
 
 
 def option_names(cls: type[AnyConfig]) -> list[str]:

@@ -26,12 +26,14 @@ class Evaluation:
         label_tokens: trained positions.
         fact_loss: mean over the positions of fact words (NaN without any).
         fact_tokens: number of those positions.
+        replaced: samples left out of the loss because their media did not decode.
     """
 
     loss: float
     label_tokens: int
     fact_loss: float
     fact_tokens: int
+    replaced: int = 0
 
 
 def evaluate(runner: StepRunner, reader: SampleReader, plans: PlanSequence, *, num_workers: int = 0) -> Evaluation:
@@ -45,21 +47,24 @@ def evaluate(runner: StepRunner, reader: SampleReader, plans: PlanSequence, *, n
         reader, plans, dp_rank=comm.dp_rank, steps=range(plans.steps_per_epoch), num_workers=num_workers
     )
     runner.pieces.modules.eval()
-    sums = torch.zeros(5, dtype=torch.float64, device=comm.device)
+    sums = torch.zeros(6, dtype=torch.float64, device=comm.device)
     for batches in loader:
         outcome, microbatches = runner.evaluate(batches)
         sums[0] += outcome.loss_sum
+        # Only ranks that decode pixels know, so every sample is counted once.
+        sums[5] += sum(len(batch.replaced) for batch in microbatches if batch is not None)
         for number, outputs in outcome.outputs.items():
             batch = microbatches[number]
             if batch is not None and TOKEN_NLL in outputs:
-                sums[1:] += _tallies(batch, outputs, reader)
+                sums[1:5] += _tallies(batch, outputs, reader)
     runner.pieces.modules.train()
-    loss_sum, weight, labels, fact_sum, facts = comm.sum_over_world(sums).tolist()
+    loss_sum, weight, labels, fact_sum, facts, replaced = comm.sum_over_world(sums).tolist()
     return Evaluation(
         loss=loss_sum / weight if weight else float("nan"),
         label_tokens=int(labels),
         fact_loss=fact_sum / facts if facts else float("nan"),
         fact_tokens=int(facts),
+        replaced=int(replaced),
     )
 
 

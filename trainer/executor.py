@@ -129,7 +129,9 @@ class Executor:
             piece = self._pieces.get(act.stage)
             if batch is None or piece is None:
                 what = "micro-batch" if batch is None else "piece"
-                raise TrainerError(f"schedule {schedule.name} runs {act} on rank {self._comm.rank}, which has no such {what}")
+                raise TrainerError(
+                    f"schedule {schedule.name} runs {act} on rank {self._comm.rank}, which has no such {what}"
+                )
             if act.op == "F":
                 inputs = self._inputs(act, tape, mail, requires_grad=backward_follows)
                 with clock.measure(act):
@@ -167,7 +169,9 @@ class Executor:
             inputs[edge.name] = value.detach().requires_grad_(requires_grad)
         return inputs
 
-    def _hand_on(self, act: Act, outputs: dict[str, torch.Tensor], tape: _Tape, sends: list[tuple[dist.Work, torch.Tensor]]) -> None:
+    def _hand_on(
+        self, act: Act, outputs: dict[str, torch.Tensor], tape: _Tape, sends: list[tuple[dist.Work, torch.Tensor]]
+    ) -> None:
         """Give each output to its consumer: on this rank by reference, elsewhere by a send that does not block."""
         for edge in self._out_edges(act.stage, act.microbatch):
             value = outputs[edge.name]
@@ -302,4 +306,3 @@ class _Clock:
             )
             for act, first, last in self._spans
         )
-

@@ -10,18 +10,19 @@ The number of steps is fixed before step 1. State is the step number: plans, lea
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from balancer.plan_loader import PlanLoader, SampleReader, StepBatches
 from balancer.plan import Capacities
+from balancer.plan_loader import PlanLoader, SampleReader, StepBatches
 from balancer.plan_sequence import PlanSequence
 from balancer.records import RecordWriter, StepRecord
 from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.comm import Comm
-from trainer.compare import OFF, Comparison, compare, measure
+from trainer.compare import OFF, Comparison, compare, measured
 from trainer.config import FitConfig
 from trainer.data import DataSide
 from trainer.errors import NumericsError, ReplacedBudgetError
@@ -44,7 +45,7 @@ class FitResult:
         comparison: balancer off and on, measured (None when switched off).
         num_steps: steps executed over the whole run, resumed parts included.
         skipped_steps: steps without any label token, which changed no weight.
-        replaced: stand-ins trained with zero loss.
+        replaced: samples trained as stand-ins with zero loss.
     """
 
     first_loss: float
@@ -102,9 +103,10 @@ class Trainer:
             self.eval_reader, self.eval_plans = self.planned(eval_side, held_out_ids, shuffle=False)
         self.num_steps = config.num_steps(self.plans.steps_per_epoch)
         self.warmup_steps = resolve_warmup(config.warmup_steps, self.num_steps)
+        self.num_held_out = len(held_out_ids)
         self.finished_steps = 0
         self.skipped_steps = 0
-        self.replaced = 0
+        self.replaced: set[int] = set()
         if config.num_microbatches is not None:
             self._check_fixed_microbatches()
 
@@ -144,7 +146,6 @@ class Trainer:
     def fit(self) -> FitResult:
         """Train from the last finished step to the end; the same result object on every rank."""
         losses: list[float] = []
-        lr = 0.0
         loader = PlanLoader(
             self.reader,
             self.plans,
@@ -156,7 +157,13 @@ class Trainer:
         writer = None
         if self.folder is not None:
             writer = RecordWriter(self.folder.steps_path, finished_steps=self.finished_steps)
-        started = time.perf_counter()
+        with nullcontext() if writer is None else writer:
+            lr = self._train(loader, writer, losses)
+        return self._finish(losses, lr)
+
+    def _train(self, loader: PlanLoader, writer: RecordWriter | None, losses: list[float]) -> float:
+        """All steps of `loader`; the learning rate of the last one (0 without any)."""
+        lr, started = 0.0, time.perf_counter()
         for batches in loader:
             lr = self._learning_rate(batches.plan.step)
             result, norm = self._update(batches, lr)
@@ -173,9 +180,7 @@ class Trainer:
             self._now_and_then()
             if self._due(self.config.eval_interval_steps) or self._due(self.config.checkpoint_interval_steps):
                 started = time.perf_counter()
-        if writer is not None:
-            writer.close()
-        return self._finish(losses, lr)
+        return lr
 
     def _learning_rate(self, step: int) -> float:
         config = self.config
@@ -194,11 +199,11 @@ class Trainer:
         self.pieces.zero_grad()
         planned = self.plans.weight_sum(batches.plan.step, self.config.loss_reduction)
         result = self.runner.run(batches, planned_weight=planned)
-        self.replaced += len(result.replaced)
-        if self.replaced > self.config.max_replaced:
+        self.replaced |= {item.sample_id for item in result.replaced}  # a sample counts once, in however many epochs
+        if len(self.replaced) > self.config.max_replaced:
             listed = "; ".join(f"{item.place}: {item.reason}" for item in result.replaced)
             raise ReplacedBudgetError(
-                f"step {batches.plan.step + 1}: {self.replaced} samples could not be decoded as planned, the budget is "
+                f"step {batches.plan.step + 1}: {len(self.replaced)} samples could not be decoded as planned, the budget is "
                 f"max_replaced={self.config.max_replaced}. Last ones: {listed}. Repair them or raise --max-replaced."
             )
         if not result.weight_sum:
@@ -235,7 +240,7 @@ class Trainer:
         self, batches: StepBatches, result: StepResult, *, lr: float, norm: float, step_ms: float
     ) -> StepRecord:
         plan = batches.plan
-        measured = measure(result.actions, self.comm)
+        metrics = measured(result.actions, self.comm)
         executed = int(plan.llm_tokens.sum())
         seconds = max(step_ms, 1e-6) / 1e3
         gone = sum(int(self.reader.index.samples["llm_tokens"][item.sample_id]) for item in result.replaced)
@@ -254,7 +259,7 @@ class Trainer:
             actions=result.actions,
             imbalance_before=plan.imbalance_before,
             imbalance_after=plan.imbalance_after,
-            measured_imbalance=measured.rank_imbalance,
+            measured_imbalance=metrics.rank_imbalance,
             lower_bound_ms=plan.lower_bound_ns / 1e6,
             makespan_ms=plan.makespan_ns / 1e6,
             fill=plan.fill,
@@ -274,7 +279,7 @@ class Trainer:
             self.finished_steps,
             model=dict(self.pieces.named_parameters()),
             optimizer=self.optimizer,
-            progress={"skipped_steps": self.skipped_steps, "replaced": self.replaced},
+            progress={"skipped_steps": self.skipped_steps, "replaced": sorted(self.replaced)},
             comm=self.comm,
             keep_last=self.config.keep_last,
         )
@@ -286,7 +291,7 @@ class Trainer:
         )
         self.finished_steps = loaded.step
         self.skipped_steps = int(loaded.progress["skipped_steps"])
-        self.replaced = int(loaded.progress["replaced"])
+        self.replaced = {int(sample_id) for sample_id in loaded.progress["replaced"]}
         self._report(f"resumed after step {self.finished_steps} of {self.num_steps}")
 
     def _due(self, interval: int | None) -> bool:
@@ -312,12 +317,14 @@ class Trainer:
         if not count or self.config.policy == OFF:
             return None
         last = self.num_steps - (1 if self.num_steps % self.plans.steps_per_epoch == 0 else 0)
-        steps = [step for step in range(max(0, last - count), last)] or [0]
+        steps = list(range(max(0, last - count), last)) or [0]
         return compare(self.runner, self.reader, self.plans, steps=steps, record=self._comparison_record)
 
     def _comparison_record(self, batches: StepBatches, result: StepResult) -> StepRecord:
         span = max((action.end_ms for action in result.actions), default=0.0)
-        return self._record(batches, result, lr=0.0, norm=float("nan"), step_ms=span)
+        record = self._record(batches, result, lr=0.0, norm=float("nan"), step_ms=span)
+        # What was asked for tells off from on, also where the policy kept the sequential placement.
+        return replace(record, policy=batches.plan.policy)
 
     def _finish(self, losses: Sequence[float], lr: float) -> FitResult:
         if self.finished_steps == self.num_steps and losses:
@@ -333,7 +340,7 @@ class Trainer:
             comparison=comparison,
             num_steps=self.finished_steps,
             skipped_steps=self.skipped_steps,
-            replaced=self.replaced,
+            replaced=len(self.replaced),
             final_lr=lr,
         )
 

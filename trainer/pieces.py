@@ -1,9 +1,9 @@
 """The model as the executor sees it: stage -> piece, the edges between them, parameters by canonical name.
 
-    stage 0  vision tower   patches [P, d], grids      -> visual [V, dim]
-    stage 1  LLM part       tokens [T], visual         -> hidden [T, dim]        (first)
-    stage s  LLM part       hidden                     -> hidden                 (middle)
-    last     LLM part       ...                        -> loss_sum, a scalar; token_nll [T] without gradients
+stage 0  vision tower   patches [P, d], grids      -> visual [V, dim]
+stage 1  LLM part       tokens [T], visual         -> hidden [T, dim]        (first)
+stage s  LLM part       hidden                     -> hidden                 (middle)
+last     LLM part       ...                        -> loss_sum, a scalar; token_nll [T] without gradients
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ from rich.text import Text
 from balancer.layout import Layout
 from balancer.plan import Capacities, StepPlan
 from balancer.plan_sequence import PlanSequence
+from balancer.printable import printable
 from dataloaders.chat import encode_record
 from dataloaders.tokenizer import ByteTokenizer, Special
 from trainer.config import PlanConfig
@@ -116,11 +117,12 @@ def _show_sample(config: PlanConfig, side: DataSide, console: Console) -> int:
     first, last = side.index.item_offsets[sample_id : sample_id + 2].tolist()
     items = side.index.items
     encoded = encode_record(record, items["visual_tokens"][first:last].tolist(), train_on=config.train_on)
-    console.print(f"sample {sample_id}, {record.place}: {len(encoded.tokens)} LLM tokens", markup=False)
+    console.print(printable(f"sample {sample_id}, {record.place}: {len(encoded.tokens)} LLM tokens"), markup=False)
     for j in range(first, last):
         console.print(
             f"  medium {j - first}: {items['width_px'][j]} x {items['height_px'][j]} px -> "
-            f"{items['grid_t'][j]} x {items['grid_h'][j]} x {items['grid_w'][j]} patches, {items['visual_tokens'][j]} tokens"
+            f"{items['grid_t'][j]} x {items['grid_h'][j]} x {items['grid_w'][j]} patches, "
+            f"{items['visual_tokens'][j]} tokens"
         )
     console.print(f"labels (train_on={config.train_on}) are underlined:")
     console.print(_marked(encoded.tokens.tolist(), encoded.labels.tolist()))
@@ -138,6 +140,6 @@ def _marked(tokens: list[int], labels: list[int]) -> Text:
 
     for (is_media, is_trained), group in itertools.groupby(range(len(tokens)), key=kind):
         part = [tokens[position] for position in group]
-        shown = f"[{len(part)} visual tokens]" if is_media else tokenizer.decode(part)
+        shown = f"[{len(part)} visual tokens]" if is_media else printable(tokenizer.decode(part))
         text.append(shown, style="underline" if is_trained else "dim" if is_media else "")
     return text

@@ -15,6 +15,7 @@ beside its place, then renamed), and a folder that holds anything is never writt
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from balancer._version import __version__
 from trainer.config import FitConfig
 from trainer.config_yaml import from_yaml, to_yaml
 from trainer.errors import ConfigError
@@ -67,8 +69,6 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds a run, or anything else, or cannot be made.
         """
-        from packing._version import __version__  # here: importing packing loads numba, which --help must not wait for
-
         _refuse_occupied(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,8 @@ class RunFolder:
     def write_summary(self, values: Mapping[str, Any]) -> Path:
         """Store the final numbers of the run."""
         path = self.path / "summary.json"
-        write_atomically(path, json.dumps({"format_version": FORMAT_VERSION, **values}, indent=2) + "\n")
+        content = _known({"format_version": FORMAT_VERSION, **values})
+        write_atomically(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
         return path
 
 
@@ -176,6 +177,15 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def _known(value: Any) -> Any:
+    """`value` with null for numbers that are not finite: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _stored(config: FitConfig) -> str:

@@ -30,7 +30,8 @@ class Shown:
 
 def choose(reader: SampleReader, held_out: Sequence[int], count: int) -> list[int]:
     """The first `count` held-out samples with an answer, those with media before those without."""
-    answered = [i for i in held_out if reader.index.samples["label_tokens"][i]]
+    # With train_on="all" a sample has labels without an answer.
+    answered = [i for i in held_out if any(turn.role == "assistant" for turn in reader.source.record(int(i)).turns)]
     return sorted(answered, key=lambda i: reader.index.samples["num_items"][i] == 0)[:count]
 
 

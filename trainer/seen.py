@@ -64,9 +64,7 @@ def measure_seen(trainer: Trainer, side: DataSide, held_out: np.ndarray) -> Seen
 
 
 def _scan(source: SampleSource, side: DataSide, config: FitConfig) -> DataSide:
-    index = scan_source(
-        source, side.estimator, train_on=config.train_on, apply_orientation=config.apply_orientation
-    )
+    index = scan_source(source, side.estimator, train_on=config.train_on, apply_orientation=config.apply_orientation)
     capacities = Capacities(tokens=config.capacity_tokens, patches=config.patch_limit)
     return replace(side, source=source, index=index, ids=eligible_ids(index, capacities, "drop").ids)
 

@@ -1,12 +1,12 @@
 """One optimizer step over all ranks: agree, execute, reduce, correct.
 
-    StepBatches of this rank
-      | agree      one exchange: plan digest, errors, stand-ins, actual loss weight     -> same decision on every rank
-      | execute    schedule on pieces; gradients of sum(w * ce) / planned weight
-      | reduce     one sum per stage over the replicas
-      | correct    times planned / actual weight where stand-ins removed labels (law 6)
-      v
-    gradients of the global mean loss, equal to a plain loop up to summation order, on every rank
+StepBatches of this rank
+  | agree      one exchange: plan digest, errors, stand-ins, actual loss weight     -> same decision on every rank
+  | execute    schedule on pieces; gradients of sum(w * ce) / planned weight
+  | reduce     one sum per stage over the replicas
+  | correct    times planned / actual weight where stand-ins removed labels (law 6)
+  v
+gradients of the global mean loss, equal to a plain loop up to summation order, on every rank
 """
 
 import resource
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from balancer.batch import MicroBatch
-from balancer.plan_loader import StepBatches
 from balancer.plan import StepPlan, require_same
+from balancer.plan_loader import StepBatches
 from balancer.records import ActionRecord, Replaced
 from balancer.schedule import Schedule, build_schedule
 from balancer.simulate import simulate

@@ -145,6 +145,14 @@ def test_damaged_tables_are_refused(tmp_path: Path, name: str, how: str) -> None
         CostIndex.open(tmp_path / "index")
 
 
+def test_a_table_of_another_index_is_refused_even_if_it_fits(tmp_path: Path) -> None:
+    write_index(tmp_path / "one", _index((0, 2, 1)))
+    write_index(tmp_path / "two", _index((1, 1, 1, 0), bad=[]))
+    shutil.copy(tmp_path / "two" / "samples.arrow", tmp_path / "one" / "samples.arrow")
+    with pytest.raises(IndexFormatError, match=r"files of .* bytes, but meta.json says"):
+        CostIndex.open(tmp_path / "one")
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 1}'])
 def test_a_folder_that_is_no_index_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -1,5 +1,6 @@
 """Scanning: costs from headers, unusable samples as rows, the cache, and the counts by modality."""
 
+import csv
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.probe import ProbeLimits
 from dataloaders.scan import Modalities, build_index, count_modalities, index_key, scan_source
+from dataloaders.tar_groups import media_kind
 from dataloaders.tar_source import TarSource
 
 ESTIMATOR = Qwen25VLEstimator()
@@ -81,6 +83,23 @@ def test_items_of_a_sample_keep_their_own_numbers(index: CostIndex) -> None:
     assert index.items["width_px"][rows.start : rows.stop].tolist() == [60, 100, 140]
     mixed = index.item_rows(5)
     assert index.items["kind"][mixed.start : mixed.stop].tolist() == [MediaKind.VIDEO, MediaKind.IMAGE]
+
+
+def test_a_sample_has_the_weakest_confidence_of_its_media(
+    tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make, video_bytes: Make
+) -> None:
+    # Matroska headers have no frame count: its packets are walked.
+    members = [
+        ("1.json", chat_json("<image><video><image>", "x")),
+        ("1.0.png", image_bytes(56, 56)),
+        ("1.1.mkv", video_bytes(64, 64, 9, format="matroska")),
+        ("1.2.png", image_bytes(56, 56)),
+        ("2.json", chat_json("<image>", "x")),
+        ("2.png", image_bytes(56, 56)),
+    ]
+    index = scan_source(TarSource(str(write_shard(tmp_path / "a.tar", members))), ESTIMATOR)
+    assert index.samples["confidence"].tolist() == [Confidence.COUNTED, Confidence.HEADER]
+    assert index.items["source_frames"][1] == 9
 
 
 def test_modalities_are_counted(index: CostIndex) -> None:
@@ -245,11 +264,12 @@ def test_a_current_index_is_opened_and_not_built(
 @pytest.mark.parametrize("change", ["train_on", "estimator", "damage", "limits", "orientation"])
 def test_an_index_that_is_not_current_is_built_again(source: TarSource, tmp_path: Path, change: str) -> None:
     before = build_index(source, ESTIMATOR, tmp_path / "index")
-    options: dict[str, object] = {
+    changes: dict[str, dict[str, object]] = {
         "train_on": {"train_on": "all"},
         "limits": {"limits": ProbeLimits(max_frames=99)},
         "orientation": {"apply_orientation": False},
-    }.get(change, {})
+    }
+    options = changes.get(change, {})
     estimator = Qwen25VLEstimator(Qwen25VLConfig(max_pixels=99 * 784)) if change == "estimator" else ESTIMATOR
     if change == "damage":
         (tmp_path / "index" / "items.arrow").write_bytes(b"junk")
@@ -265,16 +285,29 @@ def test_a_foreign_folder_is_not_overwritten(source: TarSource, tmp_path: Path) 
     assert (tmp_path / "photo.jpg").exists()
 
 
-def test_reference_images_get_the_oracle_s_sizes_through_a_tar(
+def test_reference_files_are_planned_at_their_true_size_or_named_as_bad(
     shared_dir: Path, tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make
 ) -> None:
-    files = sorted((shared_dir / "media" / "images").glob("i_*"))
+    folder = shared_dir / "media"
+    rows = list(csv.DictReader((folder / "manifest.csv").read_text().splitlines()))
     members: list[tuple[str, bytes]] = []
-    for n, file in enumerate(files):
-        members += [(f"{n:03d}.json", chat_json("<image>", "x")), (f"{n:03d}{file.suffix}", file.read_bytes())]
+    for n, row in enumerate(rows):
+        path = folder / row["path"]
+        members += [(f"{n:03d}.json", chat_json(f"<{row['kind']}>", "x")), (f"{n:03d}{path.suffix}", path.read_bytes())]
+    named = [media_kind(Path(row["path"]).suffix) is MediaKind[row["kind"].upper()] for row in rows]
     source = TarSource(str(write_shard(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT)))
     index = scan_source(source, ESTIMATOR)
-    assert len(index) == len(files)
-    reasons = {files[bad.sample_id].name: bad.reason for bad in index.bad}
-    assert reasons.pop("i_pil_broken.png") in ("corrupt", "truncated", "unknown_format")
-    assert len(reasons) <= 4
+    bad = {entry.sample_id: entry for entry in index.bad}
+    assert len(index) == len(rows) > 100
+    usable = 0
+    for n, row in enumerate(rows):
+        if n in bad:
+            # Good files are refused only for their shape (aspect above 200), or for a name that hides their kind.
+            allowed = {"extreme_aspect"} if named[n] else {"placeholder_mismatch"}
+            assert row["expect"] != "ok" or bad[n].reason in allowed, (row["path"], bad[n].message)
+        elif row["expect"] == "ok":
+            item = index.item_rows(n)[0]
+            size = (int(index.items["width_px"][item]), int(index.items["height_px"][item]))
+            assert size == (int(row["disp_w"]), int(row["disp_h"])), row["path"]
+            usable += 1
+    assert usable > 90

@@ -35,7 +35,7 @@ class FakeSource:
     def record(self, i: int) -> Record:
         kinds = self.signatures[i]
         media = tuple(MediaRef(kind=kind, member=f"{i}.{j}", size_bytes=3) for j, kind in enumerate(kinds))
-        parts = (*(MediaPart(j) for j in range(len(kinds))), TextPart(f"text {i}"))
+        parts: tuple[TextPart | MediaPart, ...] = (*(MediaPart(j) for j in range(len(kinds))), TextPart(f"text {i}"))
         return Record(shard="fake", key=str(i), turns=(Turn(role="user", parts=parts),), media=media)
 
     def media_reader(self, i: int, j: int) -> MemberReader:

@@ -213,6 +213,16 @@ def test_links_folders_and_devices_are_counted_and_ignored(tmp_path: Path) -> No
     assert source.record(0).media == ()
 
 
+@pytest.mark.parametrize("kind", [b"1", b"2", b"5"])
+def test_links_and_folders_have_no_data_whatever_their_size_field_says(tmp_path: Path, kind: bytes) -> None:
+    shard = tmp_path / "a.tar"
+    link = _seal(_header(b"l.txt", b"00000000004\0", kind))
+    shard.write_bytes(link + _seal(_header(b"k.txt")) + b"a".ljust(512, b"\0") + bytes(1024))
+    with tarfile.open(shard) as tar:
+        assert [info.name for info in tar] == ["l.txt", "k.txt"]
+    assert _headers(shard)[1] == TarMember("k.txt", 1024, 1)
+
+
 def test_sparse_members_are_ignored_in_both_spellings_and_the_next_member_is_found(tmp_path: Path) -> None:
     old = _header(b"s.jpg", b"00000000004\0", b"S")
     old[257:265] = b"ustar  \0"

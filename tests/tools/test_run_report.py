@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from balancer.errors import RecordFormatError
+from balancer.measured import measure, num_ranks
 from balancer.records import Replaced
 from tools.errors import AnalyzeError, UsageError
-from tools.measured import measure, num_ranks
 from tools.run_report import print_report, read_run, summarise
 
 
@@ -24,28 +24,28 @@ def _printed(report) -> str:
 def test_the_bubble_is_idle_time_of_all_ranks_within_the_span(make_record) -> None:
     # Rank 0 works 30 of 40 ms, rank 1 works 10 of 40 ms: 40 of 80 are idle.
     record = make_record(1, [(0, 0, "F", 0, 0.0, 10.0), (0, 1, "B", 0, 20.0, 40.0), (1, 0, "F", 0, 0.0, 10.0)])
-    measured = measure(record, ranks=2)
+    measured = measure(record.actions, ranks=2, replicas=2)
     assert measured.span_ms == 40.0
     assert measured.bubble_ratio == pytest.approx(0.5)
-    assert measured.replica_imbalance == pytest.approx(1.5)
+    assert measured.rank_imbalance == pytest.approx(1.5)
 
 
 def test_a_rank_without_acts_in_this_step_counts_as_idle(make_record) -> None:
     busy = make_record(1, [(0, 0, "F", 0, 0.0, 10.0)])
     both = make_record(2, [(0, 0, "F", 0, 0.0, 10.0), (1, 0, "F", 0, 0.0, 10.0)])
     assert num_ranks([busy, both]) == 2
-    assert measure(busy, ranks=2).bubble_ratio == pytest.approx(0.5)
+    assert measure(busy.actions, ranks=2, replicas=2).bubble_ratio == pytest.approx(0.5)
 
 
 def test_a_record_without_acts_has_no_measured_metrics(make_record) -> None:
-    measured = measure(make_record(1), ranks=1)
+    measured = measure(make_record(1).actions, ranks=1, replicas=1)
     assert math.isnan(measured.bubble_ratio)
     assert math.isnan(measured.span_ms)
 
 
 def test_microbatch_imbalance_is_over_the_cells_of_all_replicas(make_record) -> None:
     record = make_record(1, [(0, 0, "F", 0, 0.0, 30.0), (0, 0, "F", 1, 30.0, 40.0), (1, 0, "F", 0, 0.0, 20.0)])
-    assert measure(record, ranks=2).microbatch_imbalance == pytest.approx(30.0 / 20.0)
+    assert measure(record.actions, ranks=2, replicas=2).microbatch_imbalance == pytest.approx(30.0 / 20.0)
 
 
 def test_times_are_quantiles_over_the_steps(make_record) -> None:

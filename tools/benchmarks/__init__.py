@@ -1,1 +1,1 @@
-"""Measurements against public baselines, which are re-implemented here once; run by hand, never by the tests."""
+"""Measurements behind the numbers in docs/measurements.md; run by hand, never by the tests."""

@@ -5,7 +5,7 @@ actions of a StepRecord -> span (step start to last end), busy ms per rank | rep
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from balancer.metrics import bubble_ratio, imbalance
@@ -19,13 +19,13 @@ class MeasuredStep:
     Attributes:
         span_ms: from the start of the step to the end of its last act on any rank.
         bubble_ratio: idle share of all ranks within the span, see `balancer.metrics`.
-        replica_imbalance: max / mean over replicas of busy time; 1.0 with one replica.
+        rank_imbalance: max / mean over DP ranks (replicas) of busy time; 1.0 with one.
         microbatch_imbalance: max / mean over (replica, micro-batch) of busy time.
     """
 
     span_ms: float
     bubble_ratio: float
-    replica_imbalance: float
+    rank_imbalance: float
     microbatch_imbalance: float
 
 
@@ -34,20 +34,25 @@ def num_ranks(records: Iterable[StepRecord]) -> int:
     return 1 + max((action.rank for record in records for action in record.actions), default=-1)
 
 
-def measure(record: StepRecord, *, ranks: int) -> MeasuredStep:
-    """Metrics of `record` on `ranks` ranks (world ranks, idle ones included)."""
-    if not record.actions:
+def num_replicas(records: Iterable[StepRecord]) -> int:
+    """Replicas that appear in the acts, counted like `num_ranks`."""
+    return 1 + max((action.dp_rank for record in records for action in record.actions), default=-1)
+
+
+def measure(actions: Sequence[ActionRecord], *, ranks: int, replicas: int) -> MeasuredStep:
+    """Metrics of a step's acts on `ranks` world ranks in `replicas` replicas, idle ones included."""
+    if not actions:
         return MeasuredStep(
-            span_ms=math.nan, bubble_ratio=math.nan, replica_imbalance=math.nan, microbatch_imbalance=math.nan
+            span_ms=math.nan, bubble_ratio=math.nan, rank_imbalance=math.nan, microbatch_imbalance=math.nan
         )
-    span_ms = max(action.end_ms for action in record.actions)
-    of_rank = _busy(record.actions, lambda action: action.rank)
-    of_replica = _busy(record.actions, lambda action: action.dp_rank)
-    of_cell = _busy(record.actions, lambda action: (action.dp_rank, action.microbatch))
+    span_ms = max(action.end_ms for action in actions)
+    of_rank = _busy(actions, lambda action: action.rank)
+    of_replica = _busy(actions, lambda action: action.dp_rank)
+    of_cell = _busy(actions, lambda action: (action.dp_rank, action.microbatch))
     return MeasuredStep(
         span_ms=span_ms,
         bubble_ratio=bubble_ratio([of_rank.get(rank, 0.0) for rank in range(ranks)], span_ms),
-        replica_imbalance=imbalance(list(of_replica.values())),
+        rank_imbalance=imbalance([of_replica.get(replica, 0.0) for replica in range(replicas)]),
         microbatch_imbalance=imbalance(list(of_cell.values())),
     )
 
