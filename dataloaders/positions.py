@@ -21,9 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from dataloaders.chat import MediaSpan
 from dataloaders.errors import DataError
 
-TOKENS_PER_SECOND = 2
-"""Time indices per second of video, as in the published Qwen2.5-VL configs."""
-
 
 def mrope_positions(
     length: int,
@@ -40,8 +37,8 @@ def mrope_positions(
         spans: placeholders, ascending; `media_index` selects the rows of `grids` and `time_steps`.
         grids: [num_items, 3], (t, h, w) in patches.
         merge: patches per side that become one visual token.
-        time_steps: per item, time indices from one temporal slice to the next: `TOKENS_PER_SECOND` times the seconds
-            of a slice for video; unused for an image, which has a single slice.
+        time_steps: per item, time indices from one temporal slice to the next: the config's tokens per second times the
+            seconds of a slice for video; unused for an image, which has a single slice.
 
     Raises:
         DataError: a span whose length is not t * (h / merge) * (w / merge), that overlaps, or lies outside the sample.

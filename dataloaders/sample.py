@@ -20,7 +20,7 @@ from dataloaders.decode import Conformed, PixelConfig, PlannedItem, decode_media
 from dataloaders.errors import IndexFormatError, MediaError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.index import Confidence, CostIndex
-from dataloaders.positions import TOKENS_PER_SECOND, mrope_positions
+from dataloaders.positions import mrope_positions
 from dataloaders.probe import ProbeLimits
 from dataloaders.record import Record
 from dataloaders.source import SampleSource
@@ -172,10 +172,9 @@ def _decode_all(
 
 def _time_steps(index: CostIndex, rows: slice, estimator: TokenEstimator) -> list[float]:
     """Temporal indices per slice of each medium; 0 for images."""
-    per_second = getattr(getattr(estimator, "config", None), "tokens_per_second", TOKENS_PER_SECOND)
     columns = (index.items[name][rows].tolist() for name in ("kind", "source_frames", "fps"))
     return [
-        per_second * estimator.seconds_per_grid(frames, fps) if kind == MediaKind.VIDEO else 0.0
+        estimator.tokens_per_second * estimator.seconds_per_grid(frames, fps) if kind == MediaKind.VIDEO else 0.0
         for kind, frames, fps in zip(*columns, strict=True)
     ]
 

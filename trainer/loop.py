@@ -139,8 +139,11 @@ class Trainer:
         return reader, plans
 
     def _check_fixed_microbatches(self) -> None:
-        """Plan every step of one epoch now: a number of micro-batches that does not fit is an error before step 1."""
-        for step in range(min(self.num_steps, self.plans.steps_per_epoch)):
+        """Plan every step now, so that a number of micro-batches that does not fit is an error before step 1.
+
+        Price: the planning time of the whole run at launch, a few ms per step.
+        """
+        for step in range(self.num_steps):
             self.plans.plan(step)
 
     def fit(self) -> FitResult:
@@ -203,8 +206,9 @@ class Trainer:
         if len(self.replaced) > self.config.max_replaced:
             listed = "; ".join(f"{item.place}: {item.reason}" for item in result.replaced)
             raise ReplacedBudgetError(
-                f"step {batches.plan.step + 1}: {len(self.replaced)} samples could not be decoded as planned, the budget is "
-                f"max_replaced={self.config.max_replaced}. Last ones: {listed}. Repair them or raise --max-replaced."
+                f"step {batches.plan.step + 1}: {len(self.replaced)} samples could not be decoded as planned, the "
+                f"budget is max_replaced={self.config.max_replaced}. Last ones: {listed}. Repair them or raise "
+                f"--max-replaced."
             )
         if not result.weight_sum:
             self.skipped_steps += 1

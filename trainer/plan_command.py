@@ -113,6 +113,9 @@ def _show_sample(config: PlanConfig, side: DataSide, console: Console) -> int:
     sample_id = config.show_sample or 0
     if sample_id >= len(side.index):
         raise ConfigError(f"show_sample={sample_id}: the index has samples 0 to {len(side.index) - 1}")
+    for bad in side.bad:
+        if bad.sample_id == sample_id:
+            raise ConfigError(f"sample {sample_id} cannot be used: {bad.message}")
     record = side.source.record(sample_id)
     first, last = side.index.item_offsets[sample_id : sample_id + 2].tolist()
     items = side.index.items

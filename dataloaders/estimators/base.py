@@ -24,6 +24,7 @@ class TokenEstimator(Protocol):
         merge: patches per visual token along each side.
         temporal_patch: frames per patch.
         window_px: side of an attention window (0: the family has none).
+        tokens_per_second: temporal positions per second of video, for position ids (0: time is not encoded).
         mean, std: per-channel normalisation of pixels in 0..1.
     """
 
@@ -37,6 +38,8 @@ class TokenEstimator(Protocol):
     def temporal_patch(self) -> int: ...
     @property
     def window_px(self) -> int: ...
+    @property
+    def tokens_per_second(self) -> float: ...
     @property
     def mean(self) -> tuple[float, float, float]: ...
     @property

@@ -193,6 +193,7 @@ class Qwen25VLEstimator:
         self.merge = self.config.merge_size
         self.temporal_patch = self.config.temporal_patch
         self.window_px = self.config.window_px
+        self.tokens_per_second: float = self.config.tokens_per_second
         self.mean, self.std = self.config.mean, self.config.std
         text = json.dumps([_RULE, asdict(self.config)], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()

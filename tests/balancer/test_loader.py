@@ -78,7 +78,7 @@ def epoch_of(many: list[BalancedDataLoader[int]]) -> list[list[list[int]]]:
     seed=st.integers(0, 5),
 )
 def test_a_global_batch_holds_the_samples_of_the_unbalanced_order_split_over_the_ranks(
-    num_samples: int, dp_size: int, batch_size: int, shuffle: bool, drop_last: bool, policy: str, seed: int
+    *, num_samples: int, dp_size: int, batch_size: int, shuffle: bool, drop_last: bool, policy: str, seed: int
 ) -> None:
     size = dp_size * batch_size
     if drop_last and num_samples < size:
@@ -108,9 +108,7 @@ def test_a_global_batch_holds_the_samples_of_the_unbalanced_order_split_over_the
 @given(costs=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=12))
 def test_encoder_and_llm_costs_never_leave_a_rank_without_a_sample(costs: list[tuple[int, int]]) -> None:
     layout = Layout(dp_size=2)
-    parts = [
-        list(BalancedBatchSampler(np.array(costs), len(costs), layout=layout, dp_rank=rank)) for rank in range(2)
-    ]
+    parts = [list(BalancedBatchSampler(np.array(costs), len(costs), layout=layout, dp_rank=rank)) for rank in range(2)]
     assert [len(part) for part in parts] == [1, 1]
     assert sorted(parts[0][0] + parts[1][0]) == list(range(len(costs)))
 
@@ -152,7 +150,7 @@ def test_epochs_advance_by_themselves_and_can_be_set_again_and_again() -> None:
 
 def test_collation_and_workers_are_those_of_torch() -> None:
     dataset = Texts(np.full(6, 5))
-    plain = [batch for batch in loaders(dataset, 1, batch_size=2, collate_fn=lambda items: [-i for i in items])[0]]
+    plain = list(loaders(dataset, 1, batch_size=2, collate_fn=lambda items: [-i for i in items])[0])
     assert sorted(i for batch in plain for i in batch) == [-5, -4, -3, -2, -1, 0]
     assert ExportedLoader is BalancedDataLoader
 
@@ -192,7 +190,7 @@ def test_free_samples_are_spread_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: BalancedDataLoader(Texts(skewed(4)), sampler=SequentialSampler(range(4))), BalancerError, "no sampler"),  # type: ignore[arg-type]
+        (lambda: BalancedDataLoader(Texts(skewed(4)), sampler=SequentialSampler(range(4))), BalancerError, "sampler"),  # type: ignore[arg-type]
         (lambda: BalancedDataLoader(Texts(skewed(4)), batch_sampler=[[0]]), BalancerError, "DistributedSampler"),  # type: ignore[arg-type]
         (lambda: BalancedDataLoader(Stream()), BalancerError, "no index to plan with"),
         (lambda: BalancedDataLoader(WithoutCost(), cost=[1, 2]), BalancerError, "2 entries for 10 samples"),
@@ -200,8 +198,8 @@ def test_free_samples_are_spread_all_the_same() -> None:
         (lambda: BalancedBatchSampler([1.0, float("nan")]), BalancerError, "finite"),
         (lambda: BalancedBatchSampler(np.ones((4, 3))), BalancerError, r"shape \(4, 3\)"),
         (lambda: BalancedBatchSampler([1, 2], 0), PlanError, "batch_size=0"),
-        (lambda: BalancedBatchSampler([1, 2], layout=Layout(dp_size=2), dp_rank=2), LayoutError, "dp_rank=2 is outside"),
-        (lambda: BalancedBatchSampler([1], layout=Layout(dp_size=2), dp_rank=0), PlanError, "1 samples do not give each of 2"),
+        (lambda: BalancedBatchSampler([1, 2], layout=Layout(dp_size=2), dp_rank=2), LayoutError, "dp_rank=2 is"),
+        (lambda: BalancedBatchSampler([1], layout=Layout(dp_size=2), dp_rank=0), PlanError, "do not give each of 2"),
         (lambda: BalancedBatchSampler([1, 2, 3], 4, drop_last=True), PlanError, "do not give each"),
         (lambda: BalancedBatchSampler([]), PlanError, "no samples"),
     ],

@@ -117,7 +117,11 @@ def test_every_rank_gets_the_cells_of_its_plan_in_slot_order(reader: SampleReade
 
 
 def test_workers_change_nothing_and_their_errors_arrive_at_their_own_step(
-    small_shard: Path, write_shard: Callable[..., Path], chat_json: Callable[..., bytes], plain_model: PlainModel, tmp_path: Path
+    small_shard: Path,
+    write_shard: Callable[..., Path],
+    chat_json: Callable[..., bytes],
+    plain_model: PlainModel,
+    tmp_path: Path,
 ) -> None:
     extra = write_shard(tmp_path / "extra.tar", [(f"9{i}.json", chat_json("Gone?", "Soon.")) for i in range(2)])
     source = TarSource([str(small_shard), str(extra)])
@@ -146,7 +150,9 @@ def test_workers_change_nothing_and_their_errors_arrive_at_their_own_step(
     assert "extra.tar" in str(there[2].error)
 
 
-def test_a_resumed_range_opens_nothing_before_its_first_step(source: TarSource, index: CostIndex, plans: PlanSequence) -> None:
+def test_a_resumed_range_opens_nothing_before_its_first_step(
+    source: TarSource, index: CostIndex, plans: PlanSequence
+) -> None:
     watched = Watched(source)
     loader = PlanLoader(
         SampleReader(source=watched, index=index, estimator=ESTIMATOR), plans, dp_rank=0, steps=range(1001, 1003)

@@ -1,4 +1,4 @@
-"""Corpora and configs for the trainer's tests: twelve tiny samples, and runs of the `check` model that take a second."""
+"""Corpora and configs for the trainer's tests: twelve tiny samples, and runs of the `check` model."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def one_thread() -> None:
         return
     torch.set_num_threads(1)
     # DCP logs every tensor it saves; a failing test would drown in it.
-    logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False
+    logging.getLogger("c10d-NullHandler-dcp_logger").addFilter(lambda record: record.levelno > logging.DEBUG)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,10 @@ def members(
     question = json.dumps({"messages": [{"role": "user", "content": "<image>No answer to this."}]}).encode()
     return [
         [("000.json", chat_json("1 plus 1?", "2."))],
-        [("001.json", chat_json("<image>What?", "A red one.", facts=["red"])), ("001.png", image_bytes(60, 60, seed=1))],
+        [
+            ("001.json", chat_json("<image>What?", "A red one.", facts=["red"])),
+            ("001.png", image_bytes(60, 60, seed=1)),
+        ],
         [("002.json", chat_json("Say it. " * 6, "Yes, and once more, at length. " * 3))],
         [("003.json", question), ("003.png", image_bytes(90, 60, seed=3))],
         [
@@ -61,7 +64,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, write_shard: Callable[..., 
 
 @pytest.fixture(scope="session")
 def truncated_corpus(tmp_path_factory: pytest.TempPathFactory, write_shard: Callable[..., Path], members: Any) -> Path:
-    """The same samples, but the picture of sample 5 ends in the middle: its header is fine, so the scan sees nothing."""
+    """The same samples, but the picture of sample 5 ends in the middle: its header is fine, the scan sees nothing."""
     broken = [list(sample) for sample in members]
     name, data = broken[TRUNCATED_ID][1]
     broken[TRUNCATED_ID][1] = (name, data[: len(data) // 2])

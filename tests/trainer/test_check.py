@@ -66,7 +66,13 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def row(**changed: object) -> CheckRow:
-    fixed = {"layout": "1 process", "dtype": "float64", "num_microbatches": 1, "balancer": "on", "covers": ("text-only",)}
+    fixed = {
+        "layout": "1 process",
+        "dtype": "float64",
+        "num_microbatches": 1,
+        "balancer": "on",
+        "covers": ("text-only",),
+    }
     numbers = {"loss": 5.0, "reference_loss": 5.0, "worst_tensor": "w", "worst_error": 1e-12, "tolerance": 1e-10}
     return CheckRow(**{**fixed, **numbers, **changed})  # type: ignore[arg-type]
 
@@ -101,7 +107,9 @@ def test_the_built_in_samples_are_the_same_every_time_and_others_with_another_se
     assert first.media_bytes(9, 0) == again.media_bytes(9, 0)
     assert first.media_bytes(9, 0) != other.media_bytes(9, 0)
     assert (first.fingerprint, first.fingerprint) == (again.fingerprint, again.fingerprint) != other.fingerprint
-    sample = load_sample(first, build_subject(CheckConfig(seed=1)).reader.index, 9, build_subject(CheckConfig()).reader.estimator)
+    sample = load_sample(
+        first, build_subject(CheckConfig(seed=1)).reader.index, 9, build_subject(CheckConfig()).reader.estimator
+    )
     assert sample.replaced is None
 
 
@@ -125,9 +133,7 @@ def test_a_bug_in_the_runner_fails_the_check_in_one_process(subject: CheckSubjec
 @pytest.mark.parametrize("bug", [LosesASample, RepeatsASample])
 def test_a_bug_in_the_reader_fails_the_check_in_one_process(subject: CheckSubject, bug: type) -> None:
     reader = bug(**{name: getattr(subject.reader, name) for name in type(subject.reader).__slots__})
-    rows = check_layout(
-        subject, COMM, num_microbatches=(1,), reader=reader, dtypes=(torch.float64,), policies=("on",)
-    )
+    rows = check_layout(subject, COMM, num_microbatches=(1,), reader=reader, dtypes=(torch.float64,), policies=("on",))
     assert not any(r.passed for r in rows)
 
 
@@ -184,10 +190,13 @@ def test_users_own_data_and_model_can_be_checked(check_config: Callable[..., Che
 
 
 def test_a_step_without_any_label_cannot_be_checked_and_says_so(
-    check_config: Callable[..., CheckConfig], write_shard: Callable[..., Path], members: list[list[tuple[str, bytes]]], tmp_path: Path
+    check_config: Callable[..., CheckConfig],
+    write_shard: Callable[..., Path],
+    members: list[list[tuple[str, bytes]]],
+    tmp_path: Path,
 ) -> None:
     config = check_config(data=str(write_shard(tmp_path / "mute.tar", members[3])))
-    with pytest.raises(CheckFailedError, match="step 1 holds no label token.*--train-on"):
+    with pytest.raises(CheckFailedError, match=r"step 1 holds no label token.*--train-on"):
         check_layout(build_subject(config), COMM)
 
 
@@ -197,7 +206,9 @@ def one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_process_only")
-def test_what_was_found_is_written_instead_of_printed_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_found_is_written_instead_of_printed_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = tmp_path / "found.json"
     assert run_check(replace(CheckConfig(), json_output=found)) == 0
     assert "comparisons agree" not in capsys.readouterr().out

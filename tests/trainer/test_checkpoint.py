@@ -268,7 +268,8 @@ TWO_RANKS = """
     from pathlib import Path
     import torch
     from trainer.checkpoint import latest_complete, load_checkpoint, save_checkpoint
-    from trainer.comm import communicator
+    from balancer.layout import Layout
+    from trainer.comm import _connect, communicator
     from trainer.config import FitConfig
     from trainer.errors import CheckpointError
     from trainer.optim import build_optimizer
@@ -280,49 +281,51 @@ TWO_RANKS = """
         generator = torch.Generator().manual_seed(seed)
         return {f"{prefix}.{i}.weight": torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for i in range(3)}
 
-    def check(pp_size, folder):
-        with communicator(pp_size=pp_size, timeout_s=60, device=torch.device("cpu")) as comm:
-            own = {**parameters("visual", 1), **parameters("llm", 2)}
-            if pp_size == 2:
-                own = {name: tensor for name, tensor in own.items() if name.startswith(("visual", "llm")[comm.pp_rank])}
-            optimizer = build_optimizer(own, FitConfig())
-            for parameter in own.values():
-                parameter.grad = parameter.detach().clone()
-            optimizer.step()
-            torch.manual_seed(100 + comm.rank)
-            options = dict(optimizer=optimizer, progress={"pp": pp_size}, comm=comm)
-            path = save_checkpoint(folder, 7, model=own, **options)
-            drawn = torch.rand(1)
-            torch.manual_seed(0)
-            loaded = load_checkpoint(path, model=own, optimizer=optimizer, comm=comm)
-            assert loaded.rng_restored and torch.equal(torch.rand(1), drawn), "each rank has its own generator"
+    def check(comm, pp_size, folder):
+        own = {**parameters("visual", 1), **parameters("llm", 2)}
+        if pp_size == 2:
+            own = {name: tensor for name, tensor in own.items() if name.startswith(("visual", "llm")[comm.pp_rank])}
+        optimizer = build_optimizer(own, FitConfig())
+        for parameter in own.values():
+            parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        torch.manual_seed(100 + comm.rank)
+        options = dict(optimizer=optimizer, progress={"pp": pp_size}, comm=comm)
+        path = save_checkpoint(folder, 7, model=own, **options)
+        drawn = torch.rand(1)
+        torch.manual_seed(0)
+        loaded = load_checkpoint(path, model=own, optimizer=optimizer, comm=comm)
+        assert loaded.rng_restored and torch.equal(torch.rand(1), drawn), "each rank has its own generator"
 
-            # A weight that only rank 1 lacks stops both ranks with the same text.
-            odd = {**own, "llm.9.weight": torch.zeros(1)} if comm.rank == 1 else own
-            try:
-                load_checkpoint(path, model=odd, comm=comm)
-            except CheckpointError as error:
-                texts = comm.gather(str(error))
-            assert texts[0] == texts[1] and "(rank 1): it lacks model.llm.9.weight" in texts[0], texts
+        # A weight that only rank 1 lacks stops both ranks with the same text.
+        odd = {**own, "llm.9.weight": torch.zeros(1)} if comm.rank == 1 else own
+        try:
+            load_checkpoint(path, model=odd, comm=comm)
+        except CheckpointError as error:
+            texts = comm.gather(str(error))
+        assert texts[0] == texts[1] and "(rank 1): it lacks model.llm.9.weight" in texts[0], texts
 
-            # A rank that cannot write stops both; what was complete stays the latest.
-            if comm.rank == 1:
-                def full(descriptor):
-                    raise OSError(28, "No space left on device")
-                sync, os.fsync = os.fsync, full
-            try:
-                save_checkpoint(folder, 8, model=own, **options)
-            except CheckpointError as error:
-                texts = comm.gather(str(error))
-            assert texts[0] == texts[1] and "No space left on device" in texts[0], texts
-            assert latest_complete(folder) == path
-            if comm.rank == 1:
-                os.fsync = sync
-            comm.barrier()
-            print("done")
+        # A rank that cannot write stops both; what was complete stays the latest.
+        if comm.rank == 1:
+            def full(descriptor):
+                raise OSError(28, "No space left on device")
+            sync, os.fsync = os.fsync, full
+        try:
+            save_checkpoint(folder, 8, model=own, **options)
+        except CheckpointError as error:
+            texts = comm.gather(str(error))
+        assert texts[0] == texts[1] and "No space left on device" in texts[0], texts
+        assert latest_complete(folder) == path
+        if comm.rank == 1:
+            os.fsync = sync
+        comm.barrier()
+        print("done")
 
-    for pp_size in (1, 2):
-        check(pp_size, folder / f"pp{pp_size}")
+    # One world for both layouts: a second one in the same processes may find the first one's addresses in the store.
+    with communicator(timeout_s=60, device=torch.device("cpu")) as world:
+        for pp_size in (1, 2):
+            comm = _connect(Layout.for_world(2, pp_size=pp_size), world.rank, world.device)
+            check(comm, pp_size, folder / f"pp{pp_size}")
 """
 
 

@@ -52,9 +52,7 @@ def test_the_fact_loss_is_taken_over_the_words_listed_as_facts(subject: CheckSub
     runner = StepRunner(pieces_of(subject), COMM)
     found = evaluate(runner, subject.reader, subject.plans)
     assert found.fact_tokens == len("red") + len("Blue") + len("Dark")
-    alone = [
-        evaluate(runner, subject.reader, replace(subject.plans, ids=subject.plans.ids[[i]])) for i in (1, 5, 9)
-    ]
+    alone = [evaluate(runner, subject.reader, replace(subject.plans, ids=subject.plans.ids[[i]])) for i in (1, 5, 9)]
     mean = sum(one.fact_loss * one.fact_tokens for one in alone) / sum(one.fact_tokens for one in alone)
     assert found.fact_loss == pytest.approx(mean, rel=1e-12)
 

@@ -62,9 +62,7 @@ class Toy:
 
     def plain_loss(self, batches: Sequence[MicroBatch | None]) -> torch.Tensor:
         """The same without executor: one graph."""
-        losses = [
-            self.decode(one, self.encode(one, {}) if one.patches.numel() else {})[LOSS] for one in batches if one
-        ]
+        losses = [self.decode(one, self.encode(one, {}) if one.patches.numel() else {})[LOSS] for one in batches if one]
         return torch.stack(losses).sum()
 
 
@@ -193,7 +191,7 @@ class SecondRank:
     rank: int = 1
     dp_rank: int = 0
     pp_rank: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     received: list[tuple[int, ...]] = field(default_factory=list)
     sent: list[torch.Tensor] = field(default_factory=list)
     outstanding: int = 0
@@ -237,5 +235,7 @@ def test_receives_have_the_planned_sizes_in_the_senders_order_and_few_are_posted
 
 
 def test_a_schedule_that_reorders_a_channel_is_named_instead_of_mixing_up_tensors() -> None:
-    with pytest.raises(TrainerError, match=r"needs edge visual of micro-batch 1, but rank 0 sends visual of micro-batch 0"):
+    with pytest.raises(
+        TrainerError, match=r"needs edge visual of micro-batch 1, but rank 0 sends visual of micro-batch 0"
+    ):
         second_rank("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0", [2, 2])

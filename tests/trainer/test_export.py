@@ -70,7 +70,9 @@ def test_training_from_an_exported_folder_starts_at_its_weights(run: FitConfig, 
     weights = load_file(folder / "model.safetensors")
     assert all(torch.equal(parameter, weights[name]) for name, parameter in built(str(folder)).named_parameters())
     # A rate of (almost) zero: the validation loss after the run is that of the weights it started from.
-    again = fit_config("again", model=str(folder), max_steps=1, eval_share=0.25, lr=1e-30, weight_decay=0.0, seed=run.seed)
+    again = fit_config(
+        "again", model=str(folder), max_steps=1, eval_share=0.25, lr=1e-30, weight_decay=0.0, seed=run.seed
+    )
     assert run_fit(again) == 0
     losses = [json.loads((c.output / "summary.json").read_text())["validation"]["loss"] for c in (run, again)]  # type: ignore[operator]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
@@ -105,7 +107,9 @@ def test_nothing_is_overwritten_and_an_empty_folder_may_be_used(run: FitConfig, 
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "drafts are cleared away"
 
 
-def test_a_run_without_a_checkpoint_and_a_folder_without_a_run_are_named(fit_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_and_a_folder_without_a_run_are_named(
+    fit_config: MakeConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
         run_export(ExportConfig(run=tmp_path, destination=tmp_path / "model"))
     config = fit_config(max_steps=1)

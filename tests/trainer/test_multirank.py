@@ -64,6 +64,7 @@ def start(processes: int, options: dict[str, Any], folder: Path) -> Found:
 
 @pytest.fixture(scope="module")
 def options(
+    *,
     corpus: Path,
     truncated_corpus: Path,
     cache: Path,
@@ -115,7 +116,9 @@ def two(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tu
 @pytest.fixture(scope="module")
 def three(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Path]:
     folder = tmp_path_factory.mktemp("three")
-    return start(3, {**options, "scenarios": ["fits-pp", "image-text-image-pp", "stand-in-pp", "check-pp"]}, folder), folder
+    return start(
+        3, {**options, "scenarios": ["fits-pp", "image-text-image-pp", "stand-in-pp", "check-pp"]}, folder
+    ), folder
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,12 @@ def assert_all(found: Found, scenario: str, value: object) -> None:
     assert [seen.get("value", seen.get("raised")) for seen in found[scenario]] == [value] * len(found[scenario])
 
 
-WORLDS = [("two", "run", "fits"), ("two", "run-pp", "fits-pp"), ("three", "run-pp", "fits-pp"), ("four", "run-pp", "fits-pp2")]
+WORLDS = [
+    ("two", "run", "fits"),
+    ("two", "run-pp", "fits-pp"),
+    ("three", "run-pp", "fits-pp"),
+    ("four", "run-pp", "fits-pp2"),
+]
 
 
 @pytest.fixture(params=WORLDS, ids=["DP=2", "PP=2", "PP=3", "DP=2 x PP=2"])
@@ -206,7 +214,9 @@ def test_off_and_on_were_measured_in_the_world(world_run: Path) -> None:
         assert record.loss == pytest.approx(compared[0].loss, rel=1e-5)
 
 
-def test_fewer_samples_than_ranks_train_on_all_ranks_without_a_hang(two: tuple[Found, Path], alone: Callable[..., Path], options: dict[str, Any]) -> None:
+def test_fewer_samples_than_ranks_train_on_all_ranks_without_a_hang(
+    two: tuple[Found, Path], alone: Callable[..., Path], options: dict[str, Any]
+) -> None:
     found, folder = two
     assert_all(found, "fewer-samples-than-ranks", 0)
     expected = steps(alone("one-sample", data=options["one_sample"]))
@@ -217,10 +227,20 @@ def test_fewer_samples_than_ranks_train_on_all_ranks_without_a_hang(two: tuple[F
 
 @pytest.mark.parametrize(
     ("world", "scenario", "name"),
-    [("two", "stand-in", "stand-in-pp1"), ("two", "stand-in-pp", "stand-in-pp2"), ("three", "stand-in-pp", "stand-in-pp3")],
+    [
+        ("two", "stand-in", "stand-in-pp1"),
+        ("two", "stand-in-pp", "stand-in-pp2"),
+        ("three", "stand-in-pp", "stand-in-pp3"),
+    ],
 )
 def test_a_stand_in_seen_by_one_rank_alone_counts_on_all(
-    world: str, scenario: str, name: str, request: pytest.FixtureRequest, alone: Callable[..., Path], options: dict[str, Any]
+    *,
+    world: str,
+    scenario: str,
+    name: str,
+    request: pytest.FixtureRequest,
+    alone: Callable[..., Path],
+    options: dict[str, Any],
 ) -> None:
     found, folder = request.getfixturevalue(world)
     assert_all(found, scenario, 0)

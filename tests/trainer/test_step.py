@@ -45,9 +45,7 @@ def load(reader: SampleReader, plans: PlanSequence, step: int = 0) -> StepBatche
     return next(iter(PlanLoader(reader, plans, dp_rank=0, steps=range(step, step + 1))))
 
 
-def run(
-    pieces: ModelPieces, reader: SampleReader, plans: PlanSequence, step: int = 0
-) -> tuple[StepResult, Gradients]:
+def run(pieces: ModelPieces, reader: SampleReader, plans: PlanSequence, step: int = 0) -> tuple[StepResult, Gradients]:
     pieces.zero_grad()
     runner = StepRunner(pieces, COMM)
     result = runner.run(load(reader, plans, step), planned_weight=plans.weight_sum(step, reader.loss_reduction))
