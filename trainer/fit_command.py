@@ -16,7 +16,7 @@ from trainer.export import load_trained
 from trainer.loop import Trainer
 from trainer.model_source import load_model_source
 from trainer.progress import progress_bars
-from trainer.run_folder import RUNS, RunFolder, next_free, read_config
+from trainer.run_folder import RUNS, RunFolder, next_free
 from trainer.samples import Shown, choose, show
 from trainer.seen import measure_seen
 from trainer.summary import RunSummary, banner
@@ -46,7 +46,7 @@ def run_fit(config: FitConfig) -> int:
     if config.eval_data is not None:
         held_out = eval_side.ids
     with communicator(pp_size=config.pp_size) as comm:
-        folder = _open_folder(config, comm)
+        run = _choose_run(config, comm)
         trainer = Trainer(
             config,
             model=model,
@@ -55,16 +55,15 @@ def run_fit(config: FitConfig) -> int:
             eval_side=eval_side,
             held_out_ids=held_out,
             comm=comm,
-            folder=folder if comm.is_main else None,
-            checkpoints=folder.checkpoints,
+            checkpoints=RunFolder(run).checkpoints,
             report=lambda line: console.print(line, markup=False, highlight=False),
         )
         console.print(banner(trainer, side), markup=False, highlight=False)
-        if config.resume:
-            _resume(trainer, config, comm)
+        _open_folder(trainer, run)
         result = trainer.fit()
         seen = measure_seen(trainer, eval_side, held_out) if config.data is None else None
-    if not _is_main():
+    folder = trainer.folder
+    if folder is None:
         return 0
     if result.comparison is not None:
         lines = [record.to_json() for record in result.comparison.records]
@@ -87,32 +86,33 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _open_folder(config: FitConfig, comm: Comm) -> RunFolder:
-    """The run folder: rank 0 makes it, the others learn its path; an error there is raised on all."""
-    path, failure = None, ""
+def _choose_run(config: FitConfig, comm: Comm) -> Path:
+    """Path of the run folder: as given, or the next free one, which rank 0 names for all."""
+    return comm.gather(config.output or next_free(RUNS, Path(config.model).name))[0]
+
+
+def _open_folder(trainer: Trainer, run: Path) -> None:
+    """Make the run folder, or continue its newest complete checkpoint; an error on rank 0 is raised on all.
+
+    Comes after the trainer is built, so that options which cannot work leave no folder behind.
+    """
+    config, comm = trainer.config, trainer.comm
+    if config.resume:
+        (path,) = comm.gather((latest_complete(trainer.checkpoints),))[0]
+        if path is not None:
+            trainer.resume(path)
+    failure = ""
     if comm.is_main:
-        path = config.output or next_free(RUNS, Path(config.model).name)
         try:
             if config.resume:
-                read_config(path)
+                trainer.folder = RunFolder.resume(run, config, step=trainer.finished_steps)
             else:
-                RunFolder.create(path, config)
+                trainer.folder = RunFolder.create(run, config)
         except ConfigError as error:
             failure = str(error)
-    path, failure = comm.gather((path, failure))[0]
-    if failure or path is None:
-        raise ConfigError(failure or "rank 0 named no run folder")
-    return RunFolder(path)
-
-
-def _resume(trainer: Trainer, config: FitConfig, comm: Comm) -> None:
-    """Load the newest complete checkpoint (none yet: start from step 0) and cut records that lie beyond it."""
-    (path,) = comm.gather((latest_complete(trainer.checkpoints),))[0]
-    if path is not None:
-        trainer.resume(path)
-    if trainer.folder is not None:
-        trainer.folder = RunFolder.resume(trainer.folder.path, config, step=trainer.finished_steps)
-    comm.barrier()
+    failure = comm.gather(failure)[0]
+    if failure:
+        raise ConfigError(failure)
 
 
 def _show_samples(config: FitConfig, folder: RunFolder, trainer: Trainer, held_out: list[int]) -> list[Shown]:

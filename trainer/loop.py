@@ -25,7 +25,7 @@ from trainer.comm import Comm
 from trainer.compare import OFF, Comparison, compare, measured
 from trainer.config import FitConfig
 from trainer.data import DataSide
-from trainer.errors import NumericsError, ReplacedBudgetError
+from trainer.errors import ConfigError, NumericsError, ReplacedBudgetError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.lr_schedule import learning_rate, resolve_warmup
 from trainer.model_source import ModelSource
@@ -40,7 +40,7 @@ class FitResult:
     """What a finished run has to say.
 
     Attributes:
-        first_loss, last_loss: training loss of the first and the mean of the last steps.
+        first_loss, last_loss: training loss of the run's first step, and mean over the last tenth of the executed ones.
         validation: final loss on the held-out samples (None without any).
         comparison: balancer off and on, measured (None when switched off).
         num_steps: steps executed over the whole run, resumed parts included.
@@ -66,7 +66,6 @@ class Trainer:
         side: training source with its costs.
         train_ids, eval_side, held_out_ids: what to train and what to validate on.
         comm: groups of this rank.
-        folder: the open run folder on rank 0, None elsewhere.
         checkpoints: folder of the checkpoints, the same on every rank.
         report: called on rank 0 with a line of text to show.
     """
@@ -81,11 +80,11 @@ class Trainer:
         eval_side: DataSide,
         held_out_ids: np.ndarray,
         comm: Comm,
-        folder: RunFolder | None,
         checkpoints: Path,
         report: Callable[[str], None],
     ) -> None:
-        self.config, self.comm, self.folder, self._report = config, comm, folder, report
+        self.config, self.comm, self._report = config, comm, report
+        self.folder: RunFolder | None = None  # opened on rank 0 once the options have proved to work
         self.checkpoints = checkpoints
         self.pieces = ModelPieces.build(
             model,
@@ -106,6 +105,7 @@ class Trainer:
         self.num_held_out = len(held_out_ids)
         self.finished_steps = 0
         self.skipped_steps = 0
+        self.first_loss = math.nan
         self.replaced: set[int] = set()
         if config.num_microbatches is not None:
             self._check_fixed_microbatches()
@@ -174,6 +174,8 @@ class Trainer:
             record = self._record(batches, result, lr=lr, norm=norm, step_ms=(now - started) * 1e3)
             started = now
             losses.append(result.loss)
+            if math.isnan(self.first_loss):
+                self.first_loss = result.loss
             self.finished_steps = batches.plan.step + 1
             if writer is not None and self.folder is not None:
                 writer.write(record)
@@ -283,7 +285,11 @@ class Trainer:
             self.finished_steps,
             model=dict(self.pieces.named_parameters()),
             optimizer=self.optimizer,
-            progress={"skipped_steps": self.skipped_steps, "replaced": sorted(self.replaced)},
+            progress={
+                "skipped_steps": self.skipped_steps,
+                "replaced": sorted(self.replaced),
+                "first_loss": self.first_loss if math.isfinite(self.first_loss) else None,
+            },
             comm=self.comm,
             keep_last=self.config.keep_last,
         )
@@ -296,6 +302,13 @@ class Trainer:
         self.finished_steps = loaded.step
         self.skipped_steps = int(loaded.progress["skipped_steps"])
         self.replaced = {int(sample_id) for sample_id in loaded.progress["replaced"]}
+        first_loss = loaded.progress["first_loss"]
+        self.first_loss = math.nan if first_loss is None else float(first_loss)
+        if self.finished_steps > self.num_steps:
+            raise ConfigError(
+                f"the run has finished {self.finished_steps} steps, more than the {self.num_steps} asked for. Raise "
+                f"--max-steps or --epochs, or leave them out."
+            )
         self._report(f"resumed after step {self.finished_steps} of {self.num_steps}")
 
     def _due(self, interval: int | None) -> bool:
@@ -338,7 +351,7 @@ class Trainer:
         known = [loss for loss in losses if math.isfinite(loss)]
         tail = known[-max(1, len(known) // 10) :]
         return FitResult(
-            first_loss=known[0] if known else float("nan"),
+            first_loss=self.first_loss,
             last_loss=sum(tail) / len(tail) if tail else float("nan"),
             validation=validation,
             comparison=comparison,

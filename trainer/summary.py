@@ -111,7 +111,8 @@ class RunSummary:
         ]
         if result.validation is not None:
             held_out = result.validation
-            rows.append(("validation loss", f"{held_out.loss:.4f} on {held_out.label_tokens} label tokens"))
+            stand_ins = f", {held_out.replaced} stand-ins left out" if held_out.replaced else ""
+            rows.append(("validation loss", f"{held_out.loss:.4f} on {held_out.label_tokens} label tokens{stand_ins}"))
         if self.seen is not None:
             seen = self.seen
             losses = f"{seen.right:.4f} / {seen.shuffled:.4f}"
