@@ -25,6 +25,10 @@ class ScheduleError(BalancerError):
     """A schedule that is incomplete, out of order, or would deadlock; the text shows the cycle."""
 
 
+class LostWorkerError(BalancerError):
+    """A decoding process ended without a result."""
+
+
 class InstallationError(ImportError):
     """A sibling package comes from somewhere else than this installation."""
 

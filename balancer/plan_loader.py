@@ -6,15 +6,19 @@ Workers receive one cell (rank, micro-batch) of a plan at a time and read only i
 returned, not raised, so that the trainer can raise it on every rank at the same step boundary.
 """
 
+import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from balancer.batch import MicroBatch, collate
-from balancer.errors import PlanError
+from balancer.errors import LostWorkerError, PlanError
 from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import TokenEstimator
@@ -107,6 +111,22 @@ class _CellDataset(Dataset[MicroBatch | _Failure]):
             return _Failure(error)
 
 
+def _end_with_parent(worker: int) -> None:
+    """Let a worker end when the training process is gone, however it went.
+
+    torch's own watchdog asks for the parent process, which under a fork server is the server; that one lives as long
+    as its workers do, so after a kill -9 of the trainer both would wait for ever.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), name="end-with-parent", daemon=True).start()
+
+
+def _exit_after(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
+
+
 class PlanLoader:
     """Micro-batches of one DP rank, step by step.
 
@@ -137,6 +157,7 @@ class PlanLoader:
             num_workers=num_workers,
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if num_workers else None,
+            worker_init_fn=_end_with_parent if num_workers else None,
             prefetch_factor=4 if num_workers else None,
         )
 
@@ -185,7 +206,12 @@ def _next(batches: Iterator[MicroBatch | _Failure]) -> MicroBatch | _Failure:
     try:
         return next(batches)
     except Exception as error:  # a worker that was killed, or a batch that did not survive its way here
-        return _Failure(error)
+        lost = LostWorkerError(
+            f"a decoding process was lost ({type(error).__name__}: {error}). The system ends one when memory runs out: "
+            f"lower --num-workers, or see the system's log"
+        )
+        lost.__cause__ = error
+        return _Failure(lost)
 
 
 class _Cells:

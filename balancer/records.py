@@ -19,6 +19,7 @@ from typing import IO, Any
 from balancer.errors import RecordFormatError
 
 RECORD_FORMAT_VERSION = 1
+MAX_RANKS = 2**20  # reports hold a row per rank: a damaged number must not fill the memory
 _logger = logging.getLogger(__name__)
 
 
@@ -111,7 +112,7 @@ class StepRecord:
         """
         try:
             content = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordFormatError(f"not a step record: {error}") from error
         version = content.pop("format_version", None) if isinstance(content, dict) else None
         if version != RECORD_FORMAT_VERSION:
@@ -123,7 +124,7 @@ class StepRecord:
             content["replaced"] = tuple(Replaced(**entry) for entry in content["replaced"])
             content["dropped_ids"], content["cut_ids"] = tuple(content["dropped_ids"]), tuple(content["cut_ids"])
             return cls(**_typed(cls, content))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RecordFormatError(f"step record with missing or unknown fields: {error}") from error
 
 
@@ -138,8 +139,15 @@ def _jsonable(value: object) -> object:
 
 
 def _typed(kind: type[StepRecord] | type[ActionRecord], content: dict[str, Any]) -> dict[str, Any]:
-    """Undo `_jsonable`: fields declared as float come back as floats."""
+    """Undo `_jsonable`: fields declared as float come back as floats, and those declared as int have to be whole."""
     floats = {field.name for field in fields(kind) if field.type is float}
+    for name in [field.name for field in fields(kind) if field.type is int]:
+        value = content.get(name, 0)
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"{name} is {value!r:.40}, not a count")
+    for name in ("rank", "dp_rank"):
+        if content.get(name, 0) >= MAX_RANKS:
+            raise ValueError(f"{name} is {content[name]}, above {MAX_RANKS}")
     return {
         name: (math.nan if value is None else float(value)) if name in floats else value
         for name, value in content.items()
@@ -170,7 +178,9 @@ def _read(path: Path) -> Iterator[tuple[StepRecord, int]]:
         try:
             yield StepRecord.from_json(line.decode("utf-8")), offset
         except (RecordFormatError, UnicodeDecodeError) as error:
-            raise RecordFormatError(f"{path}, line {number}: {error}") from error
+            raise RecordFormatError(
+                f"{path}, line {number}: {error}. Restore the file from a copy, or start a new run."
+            ) from error
 
 
 class RecordWriter:

@@ -46,7 +46,10 @@ class SelectIndex(IndexLike, Protocol):
         """Unusable rows, each with `sample_id` and `reason` (`BadSampleLike`)."""
 
     def keys(self, i: int) -> object:
-        """Name of sample i, for messages."""
+        """Name of sample i in its shard, for messages."""
+
+    def shard(self, i: int) -> object:
+        """Shard of sample i, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,10 @@ def eligible_ids(index: SelectIndex, capacities: Capacities, oversize: str = "er
     reasons |= {int(row): "unusable" for row in np.flatnonzero(~usable) if int(row) not in reasons}
     too_large = _oversize_reasons(index, capacities, exclude=reasons)
     if too_large and oversize == "error":
-        lines = [f"  sample {row} ({index.keys(row)}): {reason}" for row, reason in too_large.items()]
+        lines = [
+            f"  sample {row} (shard {index.shard(row)}, key {index.keys(row)}): {reason}"
+            for row, reason in too_large.items()
+        ]
         raise OversizeError(
             f"{len(too_large)} of {len(index)} samples exceed the capacity of a micro-batch:\n"
             + "\n".join(lines)

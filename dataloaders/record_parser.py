@@ -37,6 +37,9 @@ _ROLES = {
     "tool": "tool",
 }
 
+# Where other formats name their files; ours are the members of the same key.
+_MEDIA_FIELDS = ("image", "images", "video", "videos")
+
 # A turn before its media are numbered: text or the kind of a placeholder.
 _Piece = str | MediaKind
 
@@ -68,7 +71,8 @@ def parse_record(
 
     Raises:
         RecordError: no text at all, JSON that is broken or beyond the limits, an unknown shape, or placeholders that do
-            not match the media (`placeholder_mismatch`).
+            not match the media (`placeholder_mismatch`), or fields that name media of which there are none
+            (`missing_media`).
     """
     parser = _Parser(shard=shard, key=key, limits=limits or RecordLimits())
     fields: Mapping[str, object] = {} if raw_json is None else parser.load(raw_json)
@@ -85,6 +89,8 @@ def parse_record(
         raise parser.error("there is neither a .json nor a .txt member", "Add one with the same key.")
     extra = {name: value for name, value in fields.items() if name not in CONVERSATION_FIELDS}
     record = Record(shard=shard, key=key, turns=(), extra=extra)
+    if not media:
+        parser.refuse_unread_media(turns, extra)
     return _with_media(record, turns, media)
 
 
@@ -130,8 +136,9 @@ class _Parser:
 
     def load(self, raw: bytes) -> Mapping[str, object]:
         """The top-level object of a JSON member."""
+        text = self._decode(raw, "JSON")
         try:
-            value = json.loads(self._decode(raw, "JSON"))
+            value = json.loads(text)
         except RecursionError:
             raise self._too_deep() from None
         except ValueError as error:
@@ -144,6 +151,17 @@ class _Parser:
                 f"the JSON is a {type(value).__name__}, not an object", 'Wrap it: {"messages": [{"role": ...}, ...]}.'
             )
         return value
+
+    def refuse_unread_media(self, turns: Sequence[tuple[str, Sequence[_Piece]]], extra: Mapping[str, object]) -> None:
+        """Raise for a record without media and placeholders whose fields name media: it would train as text alone."""
+        named = [name for name in _MEDIA_FIELDS if extra.get(name)]
+        if named and not any(isinstance(piece, MediaKind) for _, pieces in turns for piece in pieces):
+            raise RecordError(
+                Reason.MISSING_MEDIA,
+                f"the JSON names media in {_listed(named)}, but the sample has no media member and no placeholder",
+                place=self._place,
+                remedy="Put the files beside the .json under its key and write one <image> or <video> for each.",
+            )
 
     def caption(self, text: bytes | str) -> str:
         stripped = (self._decode(text, "text") if isinstance(text, bytes) else text).strip()

@@ -9,6 +9,7 @@ The table travels to workers by pickle; file handles do not, each process opens 
 import glob
 import hashlib
 import os
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -274,13 +275,19 @@ def _expand(url: str) -> Iterator[str]:
         yield path
         return
     try:
-        expanded = list(islice(braceexpand.braceexpand(path), MAX_SHARDS + 1))
+        expanded = [] if _too_many(path) else list(islice(braceexpand.braceexpand(path), MAX_SHARDS + 1))
     except ValueError:
         raise SourceError(f"unbalanced braces in {url!r}", place="TarSource", remedy="Close them.") from None
-    if len(expanded) > MAX_SHARDS:
+    if not expanded or len(expanded) > MAX_SHARDS:
         raise SourceError(f"{url!r} names more than {MAX_SHARDS} shards", place="TarSource", remedy="Check the braces.")
     for name in expanded:
         if glob.has_magic(name) and not os.path.exists(name):
             yield from sorted(glob.glob(name))
         else:
             yield name
+
+
+def _too_many(path: str) -> bool:
+    """Whether a numeric range alone names too many shards; braceexpand would build all of it before the first name."""
+    ranges = re.findall(r"\{(-?\d+)\.\.(-?\d+)", path)
+    return any(len(end) > 18 or abs(int(end) - int(start)) >= MAX_SHARDS for start, end in ranges)

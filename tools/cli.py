@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from balancer.errors import BalancerError
+from balancer.printable import printable
 from dataloaders.errors import DataError
 from tools import data_report, run_report
 from tools.compared_steps import choose_pair, read_pairs
@@ -123,8 +124,11 @@ def _run(command: RunCommand) -> None:
 
 def _timeline(command: TimelineCommand) -> None:
     pair = choose_pair(read_pairs(command.run_folder), command.step)
-    command.output.parent.mkdir(parents=True, exist_ok=True)
-    command.output.write_text(render_pair(pair), encoding="utf-8")
+    try:
+        command.output.parent.mkdir(parents=True, exist_ok=True)
+        command.output.write_text(render_pair(pair), encoding="utf-8")
+    except OSError as error:
+        raise AnalyzeError(f"{command.output} cannot be written: {error}. Give another --output.") from None
     _console().print(
         f"step {pair.step}: {pair.before.step_ms:.1f} ms before, {pair.after.step_ms:.1f} ms after; "
         f"drawn in {command.output}",
@@ -166,5 +170,5 @@ def _write_json(content: dict[str, object]) -> None:
 
 
 def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.write(printable(f"error: {error}\n"))  # the text may name members and keys, which are data
     return code

@@ -49,7 +49,9 @@ def read_pairs(run_folder: Path) -> list[StepPair]:
     """
     path = run_folder / COMPARE_FILE
     if not run_folder.is_dir():
-        raise UsageError(f"run folder {run_folder} does not exist. Give the folder that balancer-train printed.")
+        raise UsageError(
+            f"run folder {run_folder} does not exist or is no folder. Give the folder that balancer-train printed."
+        )
     if not path.is_file():
         raise UsageError(f"{path} does not exist. {HOW_TO_MAKE}.")
     off: defaultdict[int, list[StepRecord]] = defaultdict(list)

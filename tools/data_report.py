@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from balancer.printable import printable
 from dataloaders.estimators import estimator_from_config
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.scan import Modalities, count_modalities, scan_source
@@ -86,6 +87,7 @@ class DataReport:
         num_without_labels: usable samples without a label token (they cost time and teach nothing).
         num_estimated: usable samples with a medium whose counts are estimated, not read.
         largest: the samples with the most LLM tokens.
+        notes: likely slips in how the shards were built, one sentence each.
         reasons: unusable samples by reason.
         unusable: the unusable samples.
     """
@@ -97,6 +99,7 @@ class DataReport:
     num_without_labels: int
     num_estimated: int
     largest: tuple[LargeSample, ...]
+    notes: tuple[str, ...]
     reasons: dict[str, int]
     unusable: tuple[UnusableSample, ...]
 
@@ -148,6 +151,7 @@ def summarise(index: CostIndex, source: SampleSource) -> DataReport:
         num_without_labels=int((np.asarray(samples["label_tokens"])[ids] == 0).sum()),
         num_estimated=int((np.asarray(samples["confidence"])[ids] == Confidence.ESTIMATED).sum()),
         largest=_largest(samples, source, ids),
+        notes=tuple(source.report.lines()) if isinstance(source, TarSource) else (),
         reasons=dict(Counter(item.reason for item in bad).most_common()),
         unusable=bad,
     )
@@ -163,6 +167,8 @@ def print_report(report: DataReport, console: Console) -> None:
         console.print("Largest samples:", style="bold")
     for item in report.largest:
         console.print(f"  {item.llm_tokens:,} LLM tokens, {item.patches:,} patches: {escape(item.place)}")
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
     if report.num_without_labels:
         console.print(f"{report.num_without_labels} samples have no label token: they cost time and teach nothing")
     if report.num_estimated:
@@ -175,7 +181,7 @@ def print_report(report: DataReport, console: Console) -> None:
     for bad in report.unusable[:MAX_LISTED]:
         # Most messages name their place themselves.
         place = "" if bad.place in bad.message else f"{bad.place}: "
-        console.print(f"  {bad.reason}: {place}{bad.message}", markup=False)
+        console.print(printable(f"  {bad.reason}: {place}{bad.message}"), markup=False)
     if len(report.unusable) > MAX_LISTED:
         console.print(f"  and {len(report.unusable) - MAX_LISTED} more; --json lists all")
 

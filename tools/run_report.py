@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.measured import measure, num_ranks, num_replicas
+from balancer.printable import printable
 from balancer.records import Replaced, StepRecord, read_records
 from tools.errors import AnalyzeError, UsageError
 
@@ -92,7 +93,9 @@ def read_run(run_folder: Path) -> list[StepRecord]:
     """
     path = run_folder / STEPS_FILE
     if not run_folder.is_dir():
-        raise UsageError(f"run folder {run_folder} does not exist. Give the folder that balancer-train printed.")
+        raise UsageError(
+            f"run folder {run_folder} does not exist or is no folder. Give the folder that balancer-train printed."
+        )
     if not path.is_file():
         raise UsageError(f"{run_folder} holds no {STEPS_FILE}, so it is not the folder of a run. Give its --output.")
     records = read_records(path)
@@ -157,7 +160,8 @@ def print_report(report: RunReport, console: Console) -> None:
     """Table, then the replaced samples by name."""
     console.print(render(report))
     for replaced in report.replaced:
-        console.print(f"replaced: sample {replaced.sample_id}, {escape(replaced.place)}: {escape(replaced.reason)}")
+        text = printable(f"replaced: sample {replaced.sample_id}, {replaced.place}: {replaced.reason}")
+        console.print(text, markup=False)
     if report.num_replaced > len(report.replaced):
         console.print(f"and {report.num_replaced - len(report.replaced)} more replaced samples")
 

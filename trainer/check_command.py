@@ -30,7 +30,7 @@ from trainer.comm import communicator, launched_world_size
 from trainer.config import CheckConfig
 from trainer.config_yaml import to_yaml
 from trainer.data import prepare, select
-from trainer.errors import CheckFailedError
+from trainer.errors import CheckFailedError, ConfigError
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
 from trainer.selftest import HEALTHY, PlantedBug, self_test
@@ -43,6 +43,8 @@ FAILED = 1
 def run_check(config: CheckConfig) -> int:
     """Check; returns 0 when all comparisons agree (self-test: when every planted bug is caught)."""
     torch.set_num_threads(1)
+    if config.json_output is not None and not config.json_output.parent.is_dir():
+        raise ConfigError(f"json_output={config.json_output}: there is no folder {config.json_output.parent}.")
     subject = build_subject(config)
     if launched_world_size() > 1:
         return _run_in_world(config, subject)
@@ -119,18 +121,31 @@ def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         # -P keeps the current folder off the module path: a user's trainer.py must not be picked up.
         worker = ["--no-python", sys.executable, "-P", "-c", "from balancer._entry import train; train()"]
-        done = subprocess.run(
-            [*launcher, *worker, "check", "--config", str(options)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=WORLD_TIMEOUT_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*launcher, *worker, "check", "--config", str(options)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=WORLD_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CheckFailedError(
+                f"the check in {processes} processes (pp_size={pp_size}) did not end within {WORLD_TIMEOUT_S} s. Take "
+                f"fewer or smaller samples: --global-batch-size."
+            ) from None
         if not found.exists():
-            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-            raise CheckFailedError(f"the check in {processes} processes (pp_size={pp_size}) ended early:\n{tail}")
+            cause = _cause(done.stdout + done.stderr)
+            raise CheckFailedError(f"the check in {processes} processes (pp_size={pp_size}) ended early:\n{cause}")
         return list(json.loads(found.read_text(encoding="utf-8")))
+
+
+def _cause(output: str) -> str:
+    """What the ranks said, without the launcher's report around it; the last lines where they said nothing."""
+    lines = output.strip().splitlines()
+    said = dict.fromkeys(line for line in lines if line.startswith("error"))
+    return "\n".join(list(said) or lines[-20:])
 
 
 def _report_rows(rows: Sequence[CheckRow], config: CheckConfig, console: Console) -> int:

@@ -12,6 +12,7 @@ none. What is no tensor is JSON in meta.json. DCP's own `.metadata` is a pickle:
 
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -296,6 +297,8 @@ def _first_line(error: BaseException) -> str:
     """The cause in one line; DCP wraps it in the traceback of every rank."""
     if isinstance(error, dcp.CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
+    if isinstance(error, pickle.UnpicklingError):  # torch's own text advises to load the file unsafely
+        return "a file is damaged. Delete the folder of this checkpoint; --resume then continues from the one before it"
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 

@@ -24,13 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.WARNING, format="%(message)s")
     try:
         return _run(command.config)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more
+        return FAILURE
     except Exception as error:
         if not _is_ours(error):
             raise
         sys.stderr.write(_message(error))
         return USAGE if _is_usage(error) else FAILURE
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; finished steps are in the run folder, continue with --resume\n")
+        sys.stderr.write("interrupted; --resume continues a run from its newest checkpoint\n")
         return FAILURE
 
 
@@ -57,12 +60,13 @@ def _run(config: object) -> int:
 
 
 def _is_ours(error: Exception) -> bool:
+    """Whether the text of an error says enough: ours, and those of the system (a full disk, no permission)."""
     from balancer.errors import BalancerError
     from dataloaders.errors import DataError
     from packing.errors import PackingError
     from trainer.errors import TrainerError
 
-    return isinstance(error, BalancerError | DataError | PackingError | TrainerError)
+    return isinstance(error, BalancerError | DataError | PackingError | TrainerError | OSError)
 
 
 def _is_usage(error: Exception) -> bool:

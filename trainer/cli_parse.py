@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import tyro
 
+from balancer.printable import printable
 from trainer.config import CheckConfig, Config, ExportConfig, FitConfig, PlanConfig, refuse_changed_trajectory
 from trainer.config_yaml import AnyConfig, flag, from_yaml, option_names, switches, unknown_name
 from trainer.errors import ConfigError
@@ -61,7 +62,7 @@ def parse(argv: Sequence[str]) -> Command:
     try:
         return parse_or_raise(argv)
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(printable(f"error: {error}\n"))
         raise SystemExit(2) from None
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from balancer.layout import Layout
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, LostRankError
 
 Item = TypeVar("Item")
 
@@ -139,6 +139,7 @@ def communicator(*, pp_size: int = 1, timeout_s: float = 600.0, device: torch.de
 
     Raises:
         LayoutError: `pp_size` does not divide the world.
+        LostRankError: another rank ended, was killed, or did not answer within `timeout_s`.
     """
     world_size = launched_world_size()
     layout = Layout.for_world(world_size, pp_size=pp_size)
@@ -153,8 +154,20 @@ def communicator(*, pp_size: int = 1, timeout_s: float = 600.0, device: torch.de
     try:
         yield _connect(layout, dist.get_rank(), device)
         dist.barrier()  # a rank that leaves early would break its peers' last messages
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        raise LostRankError(
+            f"lost contact with another rank: {str(error).splitlines()[0]} Look at what the rank that ended first has "
+            f"printed; --resume then continues from the newest checkpoint."
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """Whether torch reports a broken or silent connection; gloo's errors have no type of their own."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def _connect(layout: Layout, rank: int, device: torch.device) -> Comm:

@@ -20,6 +20,8 @@ from trainer.errors import ConfigError
 # Read by pydantic when a config comes from YAML: a key that is no field is an error, not a default.
 _STRICT_KEYS = {"extra": "forbid"}
 
+MAX_INTEGER = 2**53  # sums and products of options stay within 64 bits, and every JSON reader keeps them
+MAX_THREADS = 1024  # with far more of them OpenMP ends the process without a word
 DEFAULT_EPOCHS = 1.0
 DEMO_EPOCHS = 5.0
 
@@ -55,7 +57,7 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        _at_least(self, 0, "seed")
+        _at_least(self, 0, "seed", high=2**64 - 1)
         if not self.model:
             raise ConfigError("model='' is empty. Give a preset (demo, check) or a folder that holds config.json.")
         if self.data is not None and not self.data.strip():
@@ -92,7 +94,8 @@ class PlacementOptions(DataOptions):
     def __post_init__(self) -> None:
         DataOptions.__post_init__(self)
         _at_least(self, 1, "global_batch_size", "num_microbatches", "min_num_microbatches", "capacity_tokens")
-        _at_least(self, 1, "capacity_patches", "pp_size", "threads")
+        _at_least(self, 1, "capacity_patches", "pp_size")
+        _at_least(self, 1, "threads", high=MAX_THREADS)
         if self.num_microbatches is not None and self.min_num_microbatches > self.num_microbatches:
             raise ConfigError(
                 f"min_num_microbatches={self.min_num_microbatches} is above num_microbatches={self.num_microbatches}. "
@@ -298,11 +301,13 @@ def _check_choices(config: object) -> None:
             raise ConfigError(f"{field.name}={value!r} is not one of: {allowed}.")
 
 
-def _at_least(config: object, low: int, *names: str) -> None:
+def _at_least(config: object, low: int, *names: str, high: int = MAX_INTEGER) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and value < low:
             raise ConfigError(f"{name}={value}: a whole number of at least {low} is needed.")
+        if value is not None and value > high:
+            raise ConfigError(f"{name}={value}: a whole number of at most {high} is needed.")
 
 
 def _positive(config: object, *names: str) -> None:

@@ -24,7 +24,10 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 def to_yaml(config: Config) -> str:
     """All options as YAML, in the order of their definition; `from_yaml` gives an equal config back."""
-    return yaml.safe_dump(option_values(config), sort_keys=False, allow_unicode=True, width=10_000)
+    values = option_values(config)
+    # YAML folds these line breaks of Unicode into spaces unless they are escaped.
+    plain = not any(mark in str(value) for value in values.values() for mark in "\x85\u2028\u2029")
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=plain, width=10_000)
 
 
 def from_yaml(text: str, cls: type[AnyConfig], *, place: str = "YAML") -> AnyConfig:
@@ -120,6 +123,8 @@ def _mapping(text: str, place: str) -> dict[str, Any]:
         values = yaml.load(text, Loader=_Loader)  # derived from SafeLoader: builds plain data only
     except yaml.YAMLError as error:
         raise ConfigError(f"{place} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{place} is nested too deeply. Write one `name: value` per line.") from None
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{place}: {error}") from None
     if values is None:

@@ -9,6 +9,7 @@ happens inside a collective. The first one builds, the others find the result.
 import fcntl
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from dataloaders.scan import build_index
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
 from trainer.config import DataOptions, PlacementOptions
+from trainer.errors import ConfigError
 
 Progress = Callable[[str, int, int], None]
 
@@ -64,7 +66,7 @@ def prepare(
         DataError: bad records under `bad_records=error`, listing them; a missing or broken shard.
         OversizeError: samples above the capacities under `oversize=error`, listing them.
     """
-    cache = cache_folder(options)
+    cache = usable_cache(options)
     estimator = estimator_from_config(processor)
     with locked(cache / "build.lock"):
         if data is None:
@@ -86,14 +88,23 @@ def prepare(
 def select(options: PlacementOptions, source: SampleSource, index: CostIndex, estimator: TokenEstimator) -> DataSide:
     """Apply the policies for unusable and for oversize samples to an index."""
     if index.bad and options.bad_records == "error":
-        listed = "\n".join(f"  {bad.place}: {bad.message}" for bad in index.bad[:MAX_LISTED])
-        more = f"\n  and {len(index.bad) - MAX_LISTED} more" if len(index.bad) > MAX_LISTED else ""
+        # Most messages name their place themselves.
+        places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)
+        listed = [f"  {place}{bad.message}" for place, bad in zip(places, index.bad[:MAX_LISTED], strict=False)]
+        more = [f"  and {len(index.bad) - MAX_LISTED} more"] if len(index.bad) > MAX_LISTED else []
+        remedy = "Repair them, or pass --bad-records skip to train without them (they are counted in the summary)."
         raise DataError(
-            f"{len(index.bad)} of {len(index)} samples cannot be used:\n{listed}{more}\n",
-            remedy="Repair them, or pass --bad-records skip to train without them (they are counted in the summary).",
+            "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more, remedy])
         )
     capacities = Capacities(tokens=options.capacity_tokens, patches=options.patch_limit)
     eligibility = eligible_ids(index, capacities, options.oversize)
+    if not len(eligibility.ids):
+        raise DataError(
+            f"no sample is left of {len(index)}: {len(index.bad)} unusable, {eligibility.num_oversize} above the "
+            f"capacity of {capacities.tokens} tokens or {capacities.patches} patches. The first one: "
+            f"{source.place(0)}: {eligibility.dropped[0].reason}",
+            remedy="Raise --capacity-tokens and --capacity-patches, or repair the samples.",
+        )
     return DataSide(
         source=source,
         index=index,
@@ -115,6 +126,33 @@ def cache_folder(options: DataOptions) -> Path:
         return options.cache_dir
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "mllm-balancer"
+
+
+def usable_cache(options: DataOptions) -> Path:
+    """The cache folder, made if need be.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    folder = cache_folder(options)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be written to: {error}. Give another --cache-dir."
+        ) from None
+    return folder
+
+
+def notes(side: DataSide) -> list[str]:
+    """What somebody should know about a data set although it can be trained on: likely slips, one sentence each."""
+    said = side.source.report.lines() if isinstance(side.source, TarSource) else []
+    unlabelled = int((side.index.samples["label_tokens"][side.ids] == 0).sum())
+    if unlabelled:
+        said.append(f"{unlabelled} of {len(side.ids)} samples have no label token: they cost time and teach nothing")
+    return said
 
 
 def index_folder(cache: Path, source: SampleSource, estimator: TokenEstimator, options: DataOptions) -> Path:

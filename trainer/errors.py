@@ -17,6 +17,10 @@ class RemoteError(TrainerError):
     """An error that some rank met, raised on every rank at the same step boundary; the text names that rank."""
 
 
+class LostRankError(TrainerError):
+    """Another rank ended or cannot be reached; this one cannot go on."""
+
+
 class NumericsError(TrainerError):
     """A loss or gradient that is not finite."""
 

@@ -76,6 +76,7 @@ def run_fit(config: FitConfig) -> int:
         seen=seen,
         shown=shown,
         left_out=side.dropped,
+        eval_left_out=() if eval_side is side else eval_side.dropped,
     )
     folder.write_summary(summary.to_dict())
     summary.print(console)

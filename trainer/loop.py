@@ -46,6 +46,7 @@ class FitResult:
         num_steps: steps executed over the whole run, resumed parts included.
         skipped_steps: steps without any label token, which changed no weight.
         replaced: samples trained as stand-ins with zero loss.
+        conformed: media that differed from their headers and were made to fit the plan, summed over the steps.
     """
 
     first_loss: float
@@ -55,6 +56,7 @@ class FitResult:
     num_steps: int
     skipped_steps: int
     replaced: int
+    conformed: int
     final_lr: float
 
 
@@ -107,6 +109,7 @@ class Trainer:
         self.skipped_steps = 0
         self.first_loss = math.nan
         self.replaced: set[int] = set()
+        self.conformed = 0
         if config.num_microbatches is not None:
             self._check_fixed_microbatches()
 
@@ -169,6 +172,8 @@ class Trainer:
         lr, started = 0.0, time.perf_counter()
         for batches in loader:
             lr = self._learning_rate(batches.plan.step)
+            if self.folder is not None:  # before the step: the message about a step that fails refers to its plan
+                self.folder.write_plan(batches.plan)
             result, norm = self._update(batches, lr)
             now = time.perf_counter()
             record = self._record(batches, result, lr=lr, norm=norm, step_ms=(now - started) * 1e3)
@@ -177,9 +182,8 @@ class Trainer:
             if math.isnan(self.first_loss):
                 self.first_loss = result.loss
             self.finished_steps = batches.plan.step + 1
-            if writer is not None and self.folder is not None:
+            if writer is not None:
                 writer.write(record)
-                self.folder.write_plan(batches.plan)
                 if self.finished_steps % self.config.log_interval == 0 or self.finished_steps == self.num_steps:
                     self._report(step_line(record, self.num_steps))
             self._now_and_then()
@@ -204,6 +208,7 @@ class Trainer:
         self.pieces.zero_grad()
         planned = self.plans.weight_sum(batches.plan.step, self.config.loss_reduction)
         result = self.runner.run(batches, planned_weight=planned)
+        self.conformed += result.num_conformed
         self.replaced |= {item.sample_id for item in result.replaced}  # a sample counts once, in however many epochs
         if len(self.replaced) > self.config.max_replaced:
             listed = "; ".join(f"{item.place}: {item.reason}" for item in result.replaced)
@@ -288,6 +293,7 @@ class Trainer:
             progress={
                 "skipped_steps": self.skipped_steps,
                 "replaced": sorted(self.replaced),
+                "conformed": self.conformed,
                 "first_loss": self.first_loss if math.isfinite(self.first_loss) else None,
             },
             comm=self.comm,
@@ -302,6 +308,7 @@ class Trainer:
         self.finished_steps = loaded.step
         self.skipped_steps = int(loaded.progress["skipped_steps"])
         self.replaced = {int(sample_id) for sample_id in loaded.progress["replaced"]}
+        self.conformed = int(loaded.progress["conformed"])
         first_loss = loaded.progress["first_loss"]
         self.first_loss = math.nan if first_loss is None else float(first_loss)
         if self.finished_steps > self.num_steps:
@@ -358,6 +365,7 @@ class Trainer:
             num_steps=self.finished_steps,
             skipped_steps=self.skipped_steps,
             replaced=len(self.replaced),
+            conformed=self.conformed,
             final_lr=lr,
         )
 

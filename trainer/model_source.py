@@ -9,6 +9,8 @@ from typing import Any
 from balancer.cost_model import CostModel, EncoderDims, LLMDims
 from balancer.layout import Layout
 from dataloaders.demo import DEMO_PROCESSOR
+from dataloaders.errors import DataError
+from dataloaders.estimators import estimator_from_config
 from trainer.errors import ConfigError
 from trainer.model import PRESETS, ModelConfig, llm_layers_per_stage, preset
 
@@ -50,10 +52,17 @@ def load_model_source(name: str) -> ModelSource:
     weights = folder / WEIGHTS_FILE
     return ModelSource(
         name=name,
-        config=ModelConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8")),
+        config=_model_config(folder / CONFIG_FILE),
         processor=_processor(folder / PROCESSOR_FILE),
         weights=weights if weights.is_file() else None,
     )
+
+
+def _model_config(path: Path) -> ModelConfig:
+    try:
+        return ModelConfig.from_json(path.read_text(encoding="utf-8"))
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}. Folders for --model come from balancer-train export.") from None
 
 
 def _processor(path: Path) -> Mapping[str, Any]:
@@ -61,10 +70,14 @@ def _processor(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} is missing: it holds the rule that turns pixels into tokens. Export the run again.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}. Export the run again.") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds a {type(content).__name__}, not an object with processor options")
+    try:
+        estimator_from_config(content)
+    except DataError as error:
+        raise ConfigError(f"{path}: {str(error).rstrip('.')}. Export the run again.") from None
     return content
 
 

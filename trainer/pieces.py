@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from balancer.batch import MicroBatch
@@ -131,9 +131,9 @@ def load_weights(modules: nn.ModuleDict, source: ModelSource) -> None:
     """Fill `modules` from a safetensors file by canonical name; every parameter must be in it.
 
     Raises:
-        CheckpointError: parameters that the file lacks or holds in another shape.
+        CheckpointError: a damaged file, or parameters that it lacks or holds in another shape.
     """
-    with safe_open(source.weights, framework="pt") as stored, torch.no_grad():
+    with _opened(source) as stored, torch.no_grad():
         names = set(stored.keys())
         for name, parameter in modules.named_parameters():
             shape = tuple(stored.get_slice(name).get_shape()) if name in names else None
@@ -143,3 +143,10 @@ def load_weights(modules: nn.ModuleDict, source: ModelSource) -> None:
                     f"weights and the config of this folder do not belong together."
                 )
             parameter.copy_(stored.get_tensor(name))
+
+
+def _opened(source: ModelSource) -> safe_open:
+    try:
+        return safe_open(source.weights, framework="pt")
+    except SafetensorError as error:
+        raise CheckpointError(f"{source.weights} is damaged: {error}. Export the run again.") from None

@@ -14,7 +14,7 @@ from balancer.printable import printable
 from dataloaders.chat import encode_record
 from dataloaders.tokenizer import ByteTokenizer, Special
 from trainer.config import PlanConfig
-from trainer.data import MAX_LISTED, DataSide, prepare, split
+from trainer.data import MAX_LISTED, DataSide, notes, prepare, split
 from trainer.errors import ConfigError
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
@@ -28,6 +28,8 @@ def run_plan(config: PlanConfig) -> int:
     model = load_model_source(config.model)
     with progress_bars() as progress:
         side = prepare(config, config.data, model.processor, progress=progress)
+        if config.eval_data is not None:  # so that what would stop the training stops here
+            prepare(config, config.eval_data, model.processor, progress=progress)
     if config.show_sample is not None:
         return _show_sample(config, side, console)
     train_ids, held_out = split(side, share=0.0 if config.eval_data else config.eval_share, seed=config.seed)
@@ -63,6 +65,8 @@ def _print_data(side: DataSide, train_ids: np.ndarray, held_out: np.ndarray, con
         quantiles = [f"{value:.0f}" for value in np.quantile(values, QUANTILES)] if len(values) else ["-"] * 5
         table.add_row(name.replace("_", " "), *quantiles, str(int(values.sum())))
     console.print(table)
+    for note in notes(side):
+        console.print(f"note: {note}", markup=False)
     for what, left_out in (("unusable", side.bad), ("left out", side.dropped)):
         if left_out:
             console.print(f"{len(left_out)} samples {what}:")

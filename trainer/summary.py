@@ -16,7 +16,7 @@ from balancer.printable import printable
 from balancer.select import Dropped
 from dataloaders.scan import count_modalities
 from trainer.config_yaml import option_values
-from trainer.data import DataSide
+from trainer.data import DataSide, notes
 from trainer.loop import FitResult, Trainer
 from trainer.samples import Shown
 from trainer.seen import Seen
@@ -44,7 +44,7 @@ def banner(trainer: Trainer, side: DataSide) -> str:
         f"packing: on, policy {plan.policy}, {plan.num_microbatches} micro-batch(es) per rank, "
         f"{len(plan.sample_ids) / packs:.1f} samples per pack, fill {plan.fill:.2f}; loss {config.loss_reduction}\n"
         f"steps: {trainer.num_steps} ({plans.steps_per_epoch} per epoch), learning rate {config.lr:g} after "
-        f"{trainer.warmup_steps} step(s) of warm-up"
+        f"{trainer.warmup_steps} step(s) of warm-up" + "".join(f"\nnote: {note}" for note in notes(side))
     )
 
 
@@ -59,6 +59,7 @@ class RunSummary:
         seen: right against shuffled media (demo corpus only).
         shown: held-out items with generated answers.
         left_out: samples that no step held, with reasons.
+        eval_left_out: the same of --eval-data; empty without it.
     """
 
     run: Path
@@ -67,6 +68,7 @@ class RunSummary:
     seen: Seen | None
     shown: Sequence[Shown]
     left_out: Sequence[Dropped]
+    eval_left_out: Sequence[Dropped] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite become None."""
@@ -82,7 +84,9 @@ class RunSummary:
             "after": None if comparison is None else asdict(comparison.after),
             "skipped_steps": result.skipped_steps,
             "replaced": result.replaced,
+            "conformed": result.conformed,
             "left_out": [asdict(item) for item in self.left_out],
+            "eval_left_out": [asdict(item) for item in self.eval_left_out],
             "samples": [
                 {"files": [str(path) for path in item.files], "truth": item.truth, "generated": item.generated}
                 for item in self.shown
@@ -119,13 +123,22 @@ class RunSummary:
             rows.append(("fact loss, right / shuffled media", f"{losses}: {seen.gain:.0%} lower"))
         if result.comparison is not None:
             rows += _before_after(result.comparison.before, result.comparison.after)
-        reasons = Counter(item.reason.split(":")[0] for item in self.left_out)
-        why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        rows.append(("samples left out", f"{len(self.left_out)}{f' ({why})' if why else ''}"))
+        rows.append(("samples left out", _left_out(self.left_out)))
+        if self.eval_left_out:
+            rows.append(("  of --eval-data", _left_out(self.eval_left_out)))
         rows.append(("replaced by stand-ins", str(result.replaced)))
+        if result.conformed:
+            rows.append(("media made to fit the plan", f"{result.conformed} (see conformed in steps.jsonl)"))
         if result.skipped_steps:
             rows.append(("steps without any label", str(result.skipped_steps)))
         return rows
+
+
+def _left_out(samples: Sequence[Dropped]) -> str:
+    """Number and reasons: `5 (3 oversize, 2 unusable)`."""
+    reasons = Counter(item.reason.split(":")[0] for item in samples)
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return f"{len(samples)} ({why})" if why else "0"
 
 
 def _before_after(before: MeasuredStep, after: MeasuredStep) -> list[tuple[str, str]]:

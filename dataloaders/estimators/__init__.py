@@ -55,7 +55,7 @@ def estimator_from_config(source: str | os.PathLike[str] | Config) -> TokenEstim
     files = _from_mapping(source) if isinstance(source, Mapping) else _from_folder(Path(source))
     model, processor = files.get("config", {}), files.get("processor_config", {})
     model_type = model.get("model_type")
-    if model_type not in _registry:
+    if not isinstance(model_type, str) or model_type not in _registry:
         raise DataError(
             f"no estimator for model_type {model_type!r}; available: {', '.join(sorted(_registry))}",
             place=place,
@@ -63,12 +63,23 @@ def estimator_from_config(source: str | os.PathLike[str] | Config) -> TokenEstim
         )
     image = files.get("preprocessor_config") or processor.get("image_processor") or {}
     video = files.get("video_preprocessor_config") or processor.get("video_processor")
-    return _registry[model_type](model, image, video)
+    try:
+        return _registry[model_type](model, image, video)
+    except (AttributeError, TypeError) as error:  # a text or a list where a number or an object is needed
+        raise DataError(
+            f"the processor options do not have the expected types: {error}",
+            place=place,
+            remedy="Compare them with the published ones of this model.",
+        ) from error
 
 
 def _from_mapping(source: Config) -> dict[str, Config]:
     if any(name in source for name in _NAMES):
-        return {name: source[name] for name in _NAMES if name in source}
+        files = {name: source[name] for name in _NAMES if source.get(name) is not None}
+        for name, content in files.items():
+            if not isinstance(content, Mapping):
+                raise DataError(f"{name} is of type {type(content).__name__} where an object is needed")
+        return files
     return {"config": source, "preprocessor_config": source}
 
 

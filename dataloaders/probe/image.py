@@ -192,7 +192,10 @@ def _explain(error: Exception, file: BinaryIO, size: int, place: str) -> MediaEr
             )
         if name:
             return MediaError(
-                Reason.CORRUPT, f"starts like {name} but its header is damaged ({size} bytes)", place=place
+                Reason.CORRUPT,
+                f"starts like {name} but its header is damaged ({size} bytes)",
+                place=place,
+                remedy="Remove or replace the file.",
             )
         return MediaError(
             Reason.UNKNOWN_FORMAT,

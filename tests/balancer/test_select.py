@@ -45,6 +45,9 @@ class FakeIndex:
         self.items: dict[str, np.ndarray] = {}
         self.item_offsets = np.zeros(len(tokens) + 1, dtype=np.int64)
 
+    def shard(self, i: int) -> str:
+        return "s.tar"
+
     def keys(self, i: int) -> str:
         return f"key{i:03}"
 
@@ -59,8 +62,8 @@ def test_oversize_error_lists_every_sample_with_need_and_limit() -> None:
         eligible_ids(index, Capacities(tokens=10, patches=50))
     text = str(caught.value)
     assert text.startswith("2 of 4 samples exceed the capacity of a micro-batch:")
-    assert "sample 1 (key001): 12 tokens > 10, 99 patches > 50" in text
-    assert "sample 3 (key003): 11 tokens > 10" in text
+    assert "sample 1 (shard s.tar, key key001): 12 tokens > 10, 99 patches > 50" in text
+    assert "sample 3 (shard s.tar, key key003): 11 tokens > 10" in text
     assert "oversize policy 'drop'" in text
 
 

@@ -77,8 +77,8 @@ def test_a_value_outside_its_range_is_named_with_what_is_allowed(
 def test_the_check_and_the_plan_refuse_what_training_refuses() -> None:
     with pytest.raises(ConfigError, match="capacity_tokens=0"):
         CheckConfig(capacity_tokens=0)
-    with pytest.raises(ConfigError, match="dtype='bf16' is not one of: fp64, fp32"):
-        CheckConfig(dtype="bf16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="policy='random' is not one of"):
+        CheckConfig(policy="random")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dp_size=0"):
         PlanConfig(dp_size=0)
     with pytest.raises(ConfigError, match="show_sample=-1"):
@@ -88,7 +88,8 @@ def test_the_check_and_the_plan_refuse_what_training_refuses() -> None:
 @pytest.mark.parametrize(
     ("options", "steps_per_epoch", "expected"),
     [
-        ({}, 7, 7),
+        ({"data": "mine.tar"}, 7, 7),
+        ({}, 7, 35),  # the demo corpus has a default of its own
         ({"epochs": 3.0}, 7, 21),
         ({"epochs": 0.5}, 7, 4),
         ({"epochs": 0.01}, 7, 1),
