@@ -81,8 +81,13 @@ class Confidence(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexKey:
-    """What an index was made from: fingerprints and options. Equal keys, equal numbers."""
+    """What an index was made from: rules, fingerprints and options. Equal keys, equal numbers.
 
+    `rules` is the version of probing and parsing (`dataloaders.scan.RULES_VERSION`): a stricter parser must not meet
+    rows that a laxer one wrote.
+    """
+
+    rules: int
     source: str
     estimator: str
     tokenizer: str

@@ -35,6 +35,8 @@ from dataloaders.tokenizer import ByteTokenizer
 
 Progress = Callable[[int, int], None]
 MAX_MESSAGE = 1000
+# Raise it with every change of what a scan accepts or counts; cached indices are then built again.
+RULES_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def index_key(
 ) -> IndexKey:
     """What an index of `source` under these options is made from."""
     return IndexKey(
+        rules=RULES_VERSION,
         source=source.fingerprint,
         estimator=estimator.fingerprint,
         tokenizer=ByteTokenizer.fingerprint,

@@ -116,8 +116,18 @@ def select(options: PlacementOptions, source: SampleSource, index: CostIndex, es
 
 
 def split(side: DataSide, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training ids, held-out ids), seeded, disjoint, together all eligible samples."""
-    return split_held_out(side.ids, share=share, seed=seed)
+    """(training ids, held-out ids), seeded, disjoint, together all eligible samples.
+
+    Raises:
+        DataError: no training sample has a label token, so that no step could change a weight.
+    """
+    train_ids, held_out = split_held_out(side.ids, share=share, seed=seed)
+    if not side.index.samples["label_tokens"][train_ids].any():
+        raise DataError(
+            f"none of the {len(train_ids)} training samples has a label token: nothing would be learned",
+            remedy="Give them assistant turns, or label other turns with --train-on all.",
+        )
+    return train_ids, held_out
 
 
 def cache_folder(options: DataOptions) -> Path:

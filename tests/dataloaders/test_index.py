@@ -18,7 +18,13 @@ from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 
 KEY = IndexKey(
-    source="s", estimator="e", tokenizer="t", train_on="assistant", apply_orientation=True, limits="max_bytes=1"
+    rules=1,
+    source="s",
+    estimator="e",
+    tokenizer="t",
+    train_on="assistant",
+    apply_orientation=True,
+    limits="max_bytes=1",
 )
 
 

@@ -270,13 +270,13 @@ def test_a_step_without_label_tokens_is_a_counted_no_op(
     assert math.isfinite(summary(config)["last_loss"])
 
 
-def test_a_set_without_any_label_ends_without_an_update(
+def test_a_set_without_any_label_is_refused_before_step_1(
     fit_config: MakeConfig, write_shard: Callable[..., Path], members: Any, tmp_path: Path
 ) -> None:
     config = fit_config(data=str(write_shard(tmp_path / "none.tar", members[3])), max_steps=2)
-    assert run_fit(config) == 0
-    assert summary(config)["skipped_steps"] == 2
-    assert summary(config)["last_loss"] is None
+    with pytest.raises(DataError, match=r"none of the 1 training samples has a label token.*--train-on"):
+        run_fit(config)
+    assert not config.output.exists()
 
 
 def test_a_set_of_nothing_or_no_set_at_all_is_an_error_that_names_it(

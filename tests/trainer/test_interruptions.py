@@ -74,6 +74,14 @@ def children_of(parent: int) -> list[int]:
     return sorted(int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def start(folder: Path, prefix: Sequence[str], options: Sequence[object]) -> Started:
     home = str(Path(trainer.__file__).parents[1])
     path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
@@ -101,11 +109,12 @@ def endless(corpus: Path, cache: Path) -> list[object]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, endless: list[object]) -> Iterator[dict[str, Started]]:
-    """One process with Ctrl-C in mind, one whose loader worker will be killed, and two ranks."""
+    """A process to be interrupted, one whose loader worker and one that itself will be killed, and two ranks."""
     folder = tmp_path_factory.mktemp("runs")
     started = {
         "interrupted": start(folder / "interrupted", [], [*endless, "--num-workers", 0]),
         "worker": start(folder / "worker", [], [*endless, "--num-workers", 1]),
+        "trainer": start(folder / "trainer", [], [*endless, "--num-workers", 1]),
         "ranks": start(folder / "ranks", LAUNCHER, [*endless, "--num-workers", 0]),
     }
     yield started
@@ -144,6 +153,21 @@ def test_a_killed_loader_worker_is_an_error_of_its_step_and_not_a_hang(runs: dic
     # Which system error comes first depends on what the worker was doing.
     assert re.search(r"step \d+ has no data on rank 0: .*a decoding process was lost \(.*lower --num-workers", text)
     assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_leaves_no_worker_behind(runs: dict[str, Started]) -> None:
+    run = runs["trainer"]
+    run.wait_for_steps(2)
+    servers = children_of(run.process.pid)
+    workers = [child for server in servers for child in children_of(server)]
+    assert workers
+    run.process.kill()
+    run.process.wait()
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(is_running(pid) for pid in workers)
 
 
 @pytest.mark.slow
