@@ -21,10 +21,16 @@ OFF = "sequential"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Medians over the compared steps, off and on, with every record they were taken from."""
+    """Medians over the compared steps, off and on, with every record they were taken from.
+
+    Attributes:
+        time_ratio: median of on / off step time over pairs of the *same* step; the medians before and after mix steps
+            of different size, this one does not.
+    """
 
     before: MeasuredStep
     after: MeasuredStep
+    time_ratio: float
     records: tuple[StepRecord, ...]
 
 
@@ -51,6 +57,9 @@ def compare(
     return Comparison(
         before=_median(records[OFF], comm),
         after=_median(records[plans.policy], comm),
+        time_ratio=statistics.median(
+            on.step_ms / off.step_ms for off, on in zip(records[OFF], records[plans.policy], strict=True) if off.step_ms
+        ),
         records=tuple(item for policy in records for item in records[policy]),
     )
 

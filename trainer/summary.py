@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from balancer.measured import MeasuredStep
 from balancer.printable import printable
 from balancer.select import Dropped
 from dataloaders.scan import count_modalities
+from trainer.compare import Comparison
 from trainer.config_yaml import option_values
 from trainer.data import DataSide, notes
 from trainer.loop import FitResult, Trainer
@@ -82,6 +82,7 @@ class RunSummary:
             "seen": None if self.seen is None else {**asdict(self.seen), "gain": self.seen.gain},
             "before": None if comparison is None else asdict(comparison.before),
             "after": None if comparison is None else asdict(comparison.after),
+            "time_ratio": None if comparison is None else comparison.time_ratio,
             "skipped_steps": result.skipped_steps,
             "replaced": result.replaced,
             "conformed": result.conformed,
@@ -122,7 +123,7 @@ class RunSummary:
             losses = f"{seen.right:.4f} / {seen.shuffled:.4f}"
             rows.append(("fact loss, right / shuffled media", f"{losses}: {seen.gain:.0%} lower"))
         if result.comparison is not None:
-            rows += _before_after(result.comparison.before, result.comparison.after)
+            rows += _before_after(result.comparison)
         rows.append(("samples left out", _left_out(self.left_out)))
         if self.eval_left_out:
             rows.append(("  of --eval-data", _left_out(self.eval_left_out)))
@@ -141,10 +142,11 @@ def _left_out(samples: Sequence[Dropped]) -> str:
     return f"{len(samples)} ({why})" if why else "0"
 
 
-def _before_after(before: MeasuredStep, after: MeasuredStep) -> list[tuple[str, str]]:
+def _before_after(comparison: Comparison) -> list[tuple[str, str]]:
     """Medians of measured steps, the balancer off -> on."""
+    before, after = comparison.before, comparison.after
     return [
-        ("measured, balancer off -> on", ""),
+        ("measured, balancer off -> on", f"same steps in {comparison.time_ratio:.2f} of the time"),
         ("  step", f"{before.span_ms:.0f} -> {after.span_ms:.0f} ms"),
         ("  imbalance over ranks", f"{before.rank_imbalance:.2f} -> {after.rank_imbalance:.2f}"),
         ("  imbalance over micro-batches", f"{before.microbatch_imbalance:.2f} -> {after.microbatch_imbalance:.2f}"),

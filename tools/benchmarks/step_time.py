@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from balancer.measured import MeasuredStep, measure, num_ranks, num_replicas
-from balancer.records import StepRecord, read_records
+from balancer.measured import measure, num_ranks, num_replicas
+from tools.compared_steps import StepPair, read_pairs
 
-OFF = "sequential"
 # The console script may not be on PATH; -P keeps the current folder off the module path.
 WORKER = ["--no-python", sys.executable, "-P", "-c", "from balancer._entry import train; train()"]
 
@@ -70,22 +69,19 @@ def run(setting: Setting, *, steps: int, folder: Path) -> Row:
     subprocess.run(
         [*launcher, *WORKER, "fit", *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr
     )
-    return summarise(setting.name, read_records(output / "compare.jsonl"))
+    return summarise(setting.name, read_pairs(output))
 
 
-def summarise(name: str, records: Sequence[StepRecord]) -> Row:
-    """The row of one setting: runs of a step are paired in the order they were made."""
+def summarise(name: str, pairs: Sequence[StepPair]) -> Row:
+    """The row of one setting."""
+    records = [record for pair in pairs for record in (pair.before, pair.after)]
     ranks, replicas = num_ranks(records), num_replicas(records)
-    of_step: dict[int, tuple[list[MeasuredStep], list[MeasuredStep]]] = {}
-    for record in records:
-        pair = of_step.setdefault(record.step, ([], []))
-        pair[record.policy != OFF].append(measure(record.actions, ranks=ranks, replicas=replicas))
-    off = [step for first, _ in of_step.values() for step in first]
-    on = [step for _, second in of_step.values() for step in second]
-    ratios = [b.span_ms / a.span_ms for first, second in of_step.values() for a, b in zip(first, second, strict=True)]
+    off = [measure(pair.before.actions, ranks=ranks, replicas=replicas) for pair in pairs]
+    on = [measure(pair.after.actions, ranks=ranks, replicas=replicas) for pair in pairs]
+    ratios = [1.0 / pair.gain for pair in pairs]
     return Row(
         setting=name,
-        num_steps=len(of_step),
+        num_steps=len({pair.step for pair in pairs}),
         off_ms=statistics.median(step.span_ms for step in off),
         on_ms=statistics.median(step.span_ms for step in on),
         ratio_median=statistics.median(ratios),
