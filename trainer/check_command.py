@@ -20,7 +20,6 @@ from rich.table import Table
 
 from balancer.layout import Layout
 from balancer.plan import Capacities
-from balancer.plan_loader import SampleReader
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import estimator_from_config
 from dataloaders.scan import scan_source
@@ -29,7 +28,7 @@ from trainer.check_data import NUM_SAMPLES, CheckSource
 from trainer.comm import communicator, launched_world_size
 from trainer.config import CheckConfig
 from trainer.config_yaml import to_yaml
-from trainer.data import prepare, select
+from trainer.data import prepare, sample_reader, select
 from trainer.errors import CheckFailedError, ConfigError
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
@@ -72,14 +71,6 @@ def build_subject(config: CheckConfig) -> CheckSubject:
         with progress_bars() as progress:
             side = prepare(config, config.data, model.processor, progress=progress)
         batch_size = config.global_batch_size
-    reader = SampleReader(
-        source=side.source,
-        index=side.index,
-        estimator=side.estimator,
-        train_on=config.train_on,
-        apply_orientation=config.apply_orientation,
-        loss_reduction=config.loss_reduction,
-    )
     layout = Layout()
     # The number of micro-batches is what varies here, so packs may be as large as it asks for.
     unlimited = Capacities(tokens=max(1, int(side.index.samples["llm_tokens"].sum())))
@@ -94,7 +85,7 @@ def build_subject(config: CheckConfig) -> CheckSubject:
         seed=config.seed,
         shuffle=config.data is not None,
     )
-    return CheckSubject(reader=reader, plans=plans, model=model, seed=config.seed)
+    return CheckSubject(reader=sample_reader(side, config), plans=plans, model=model, seed=config.seed)
 
 
 def _run_in_world(config: CheckConfig, subject: CheckSubject) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from balancer.plan import Capacities
+from balancer.plan_loader import SampleReader
 from balancer.select import Dropped, eligible_ids, split_held_out
 from dataloaders.demo import build_demo_corpus
 from dataloaders.errors import DataError
@@ -128,6 +129,19 @@ def split(side: DataSide, *, share: float, seed: int) -> tuple[np.ndarray, np.nd
             remedy="Give them assistant turns, or label other turns with --train-on all.",
         )
     return train_ids, held_out
+
+
+def sample_reader(side: DataSide, options: PlacementOptions, *, with_pixels: bool = True) -> SampleReader:
+    """How samples of `side` become micro-batches; ranks without an encoder need no pixels."""
+    return SampleReader(
+        source=side.source,
+        index=side.index,
+        estimator=side.estimator,
+        train_on=options.train_on,
+        apply_orientation=options.apply_orientation,
+        loss_reduction=options.loss_reduction,
+        with_pixels=with_pixels,
+    )
 
 
 def cache_folder(options: DataOptions) -> Path:

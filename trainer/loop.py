@@ -24,7 +24,7 @@ from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.comm import Comm
 from trainer.compare import OFF, Comparison, compare, measured
 from trainer.config import FitConfig
-from trainer.data import DataSide
+from trainer.data import DataSide, sample_reader
 from trainer.errors import ConfigError, NumericsError, ReplacedBudgetError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.lr_schedule import learning_rate, resolve_warmup
@@ -116,15 +116,7 @@ class Trainer:
     def planned(self, side: DataSide, ids: np.ndarray, *, shuffle: bool) -> tuple[SampleReader, PlanSequence]:
         """How samples `ids` of a source are read and planned; `shuffle` off is the order of evaluation."""
         config = self.config
-        reader = SampleReader(
-            source=side.source,
-            index=side.index,
-            estimator=side.estimator,
-            train_on=config.train_on,
-            apply_orientation=config.apply_orientation,
-            loss_reduction=config.loss_reduction,
-            with_pixels=self.comm.pp_rank == 0,
-        )
+        reader = sample_reader(side, config, with_pixels=self.comm.pp_rank == 0)
         plans = PlanSequence(
             index=side.index,
             ids=ids,
