@@ -82,6 +82,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def _hear_interrupts() -> None:
+    """A job that a shell started in the background ignores SIGINT, and so do its children unless told otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(folder: Path, prefix: Sequence[str], options: Sequence[object]) -> Started:
     home = str(Path(trainer.__file__).parents[1])
     path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
@@ -95,6 +100,7 @@ def start(folder: Path, prefix: Sequence[str], options: Sequence[object]) -> Sta
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=_hear_interrupts,
         )
     return Started(process=process, folder=folder, log=log)
 
