@@ -100,7 +100,7 @@ def start(folder: Path, prefix: Sequence[str], options: Sequence[object]) -> Sta
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=_hear_interrupts,  # noqa: PLW1509  (no thread runs here yet)
         )
     return Started(process=process, folder=folder, log=log)
 
