@@ -1,6 +1,7 @@
 """The demo corpus as files: deterministic, cached, continued after a kill, and loud about what it lacks."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -14,6 +15,9 @@ import pytest
 
 from dataloaders.demo import DemoCorpus, build, build_demo_corpus, clips, corpus_fingerprint, photos
 from dataloaders.errors import SourceError
+
+if not all(importlib.util.find_spec(package) for package in ("skimage", "sklearn")):
+    pytest.skip("the photographs come with mllm-balancer[train]", allow_module_level=True)
 
 NUM_SAMPLES, PER_SHARD = 12, 4
 MAX_BYTES_PER_SAMPLE = 80_000

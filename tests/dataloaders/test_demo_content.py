@@ -3,6 +3,7 @@
 The measurements here are independent of `dataloaders.demo.facts`: Pillow's own HSV, all pixels, all frames.
 """
 
+import importlib.util
 import io
 import json
 import tarfile
@@ -19,6 +20,9 @@ from dataloaders.demo import DEMO_PROCESSOR, build_demo_corpus
 from dataloaders.demo.facts import BRIGHTNESS, COLOURS, HUES, MOTIONS
 from dataloaders.demo.recipe import SampleSpec, plan_samples
 from dataloaders.estimators import estimator_from_config
+
+if not all(importlib.util.find_spec(package) for package in ("skimage", "sklearn")):
+    pytest.skip("the photographs come with mllm-balancer[train]", allow_module_level=True)
 
 NUM_SAMPLES, SEED = 60, 3
 ORIENTATION = 0x0112
