@@ -27,4 +27,11 @@ def _run(module: str) -> None:
     except InstallationError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    sys.exit(importlib.import_module(module).main(sys.argv[1:]))
+    try:
+        code = importlib.import_module(module).main(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.stderr.write("error: this command needs torch. Install it with: pip install 'mllm-balancer[train]'\n")
+        code = 1
+    sys.exit(code)

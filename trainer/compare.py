@@ -4,6 +4,7 @@ Per compared step: off, on, on, off. The two runs of each are averaged, so a dri
 first order. Forward and backward run as in training; no weight is changed. Samples are read once, before the clock.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,11 +27,13 @@ class Comparison:
     Attributes:
         time_ratio: median of on / off step time over pairs of the *same* step; the medians before and after mix steps
             of different size, this one does not.
+        time_ratio_range: its smallest and largest pair: how much is noise.
     """
 
     before: MeasuredStep
     after: MeasuredStep
     time_ratio: float
+    time_ratio_range: tuple[float, float]
     records: tuple[StepRecord, ...]
 
 
@@ -54,12 +57,13 @@ def compare(
             result = runner.run(batches, planned_weight=planned)
             records[policy].append(record(batches, result))
     runner.pieces.zero_grad()
+    pairs = zip(records[OFF], records[plans.policy], strict=True)
+    ratios = [on.step_ms / off.step_ms for off, on in pairs if off.step_ms] or [math.nan]
     return Comparison(
         before=_median(records[OFF], comm),
         after=_median(records[plans.policy], comm),
-        time_ratio=statistics.median(
-            on.step_ms / off.step_ms for off, on in zip(records[OFF], records[plans.policy], strict=True) if off.step_ms
-        ),
+        time_ratio=statistics.median(ratios),
+        time_ratio_range=(min(ratios), max(ratios)),
         records=tuple(item for policy in records for item in records[policy]),
     )
 

@@ -22,6 +22,7 @@ from trainer.seen import measure_seen
 from trainer.summary import RunSummary, banner
 
 NUM_SHOWN = 3
+COMPLETE_NOTICE = "{run} is complete: {steps} steps. Raise --max-steps or --epochs to train on."
 DEMO_NOTICE = (
     "No --data given: training a small vision-language model on the demo corpus (built once, then cached).\n"
     "Your own data: balancer-train fit --data 'shards-{000..015}.tar'   (WebDataset tars: media beside .json or .txt)\n"
@@ -59,7 +60,9 @@ def run_fit(config: FitConfig) -> int:
             report=lambda line: console.print(line, markup=False, highlight=False),
         )
         console.print(banner(trainer, side), markup=False, highlight=False)
-        _open_folder(trainer, run)
+        if not _open_folder(trainer, run):
+            console.print(COMPLETE_NOTICE.format(run=run, steps=trainer.num_steps), markup=False)
+            return 0
         result = trainer.fit()
         seen = measure_seen(trainer, eval_side, held_out) if config.data is None else None
     folder = trainer.folder
@@ -92,16 +95,19 @@ def _choose_run(config: FitConfig, comm: Comm) -> Path:
     return comm.gather(config.output or next_free(RUNS, Path(config.model).name))[0]
 
 
-def _open_folder(trainer: Trainer, run: Path) -> None:
+def _open_folder(trainer: Trainer, run: Path) -> bool:
     """Make the run folder, or continue its newest complete checkpoint; an error on rank 0 is raised on all.
 
-    Comes after the trainer is built, so that options which cannot work leave no folder behind.
+    Comes after the trainer is built, so that options which cannot work leave no folder behind. False for a run that
+    is complete already, which is left as it is.
     """
     config, comm = trainer.config, trainer.comm
     if config.resume:
         (path,) = comm.gather((latest_complete(trainer.checkpoints),))[0]
         if path is not None:
             trainer.resume(path)
+        if trainer.finished_steps == trainer.num_steps:
+            return False
     failure = ""
     if comm.is_main:
         try:
@@ -114,6 +120,7 @@ def _open_folder(trainer: Trainer, run: Path) -> None:
     failure = comm.gather(failure)[0]
     if failure:
         raise ConfigError(failure)
+    return True
 
 
 def _show_samples(config: FitConfig, folder: RunFolder, trainer: Trainer, held_out: list[int]) -> list[Shown]:

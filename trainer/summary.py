@@ -22,7 +22,7 @@ from trainer.samples import Shown
 from trainer.seen import Seen
 
 ONE_RANK_NOTICE = (
-    "One rank waits for nobody, so balancing cannot show here. Two ranks on this machine:\n"
+    "One rank waits for nobody: what differs above is noise. To see balancing, two ranks on this machine:\n"
     "  torchrun --nproc-per-node 2 --no-python balancer-train"
 )
 
@@ -145,8 +145,10 @@ def _left_out(samples: Sequence[Dropped]) -> str:
 def _before_after(comparison: Comparison) -> list[tuple[str, str]]:
     """Medians of measured steps, the balancer off -> on."""
     before, after = comparison.before, comparison.after
+    low, high = comparison.time_ratio_range
+    time = f"same steps in {comparison.time_ratio:.2f} of the time (single pairs {low:.2f} to {high:.2f})"
     return [
-        ("measured, balancer off -> on", f"same steps in {comparison.time_ratio:.2f} of the time"),
+        ("measured, balancer off -> on", time),
         ("  step", f"{before.span_ms:.0f} -> {after.span_ms:.0f} ms"),
         ("  imbalance over ranks", f"{before.rank_imbalance:.2f} -> {after.rank_imbalance:.2f}"),
         ("  imbalance over micro-batches", f"{before.microbatch_imbalance:.2f} -> {after.microbatch_imbalance:.2f}"),
