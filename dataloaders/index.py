@@ -161,6 +161,11 @@ class CostIndex:
         """Rows of the items of sample `i`."""
         return range(int(self.item_offsets[i]), int(self.item_offsets[i + 1]))
 
+    def item_tokens(self, i: int) -> list[int]:
+        """Visual tokens of every medium of sample `i`, as `encode_record` takes them."""
+        rows = self.item_rows(i)
+        return [int(count) for count in self.items["visual_tokens"][rows.start : rows.stop]]
+
     @classmethod
     def open(cls, folder: str | Path, expect: IndexKey | None = None) -> "CostIndex":
         """Map an index that `write_index` has written; no column is read.

@@ -81,8 +81,7 @@ def load_sample(
     """
     record = source.record(sample_id)
     rows = _item_rows(index, sample_id, record)
-    counts = index.items["visual_tokens"][rows].tolist()
-    encoded = encode_record(record, counts, train_on=train_on)
+    encoded = encode_record(record, index.item_tokens(sample_id), train_on=train_on)
     _check_planned(index, sample_id, record, encoded)
     items = planned_items(index, sample_id, estimator)
     grids = np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3)

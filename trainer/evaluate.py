@@ -90,8 +90,6 @@ def _fact_positions(batch: MicroBatch, reader: SampleReader) -> torch.Tensor:
         record = reader.source.record(sample_id)
         if not record.extra.get("facts"):
             continue
-        rows = reader.index.item_rows(sample_id)
-        counts = reader.index.items["visual_tokens"][rows.start : rows.stop].tolist()
-        encoded = encode_record(record, counts, train_on=reader.train_on)
+        encoded = encode_record(record, reader.index.item_tokens(sample_id), train_on=reader.train_on)
         mask[bounds[slot] : bounds[slot + 1]] = torch.from_numpy(fact_mask(record, encoded))
     return mask

@@ -129,4 +129,4 @@ def _show_samples(config: FitConfig, folder: RunFolder, trainer: Trainer, held_o
         return []
     pieces, _ = load_trained(folder.path, config)
     reader = replace(trainer.eval_reader, with_pixels=True)
-    return show(pieces, reader, choose(reader, held_out, NUM_SHOWN), folder.path / "samples")
+    return show(pieces, reader, choose(reader, held_out, NUM_SHOWN), folder.write_sample)

@@ -121,13 +121,12 @@ def _show_sample(config: PlanConfig, side: DataSide, console: Console) -> int:
         if bad.sample_id == sample_id:
             raise ConfigError(f"sample {sample_id} cannot be used: {bad.message}")
     record = side.source.record(sample_id)
-    first, last = side.index.item_offsets[sample_id : sample_id + 2].tolist()
     items = side.index.items
-    encoded = encode_record(record, items["visual_tokens"][first:last].tolist(), train_on=config.train_on)
+    encoded = encode_record(record, side.index.item_tokens(sample_id), train_on=config.train_on)
     console.print(printable(f"sample {sample_id}, {record.place}: {len(encoded.tokens)} LLM tokens"), markup=False)
-    for j in range(first, last):
+    for number, j in enumerate(side.index.item_rows(sample_id)):
         console.print(
-            f"  medium {j - first}: {items['width_px'][j]} x {items['height_px'][j]} px -> "
+            f"  medium {number}: {items['width_px'][j]} x {items['height_px'][j]} px -> "
             f"{items['grid_t'][j]} x {items['grid_h'][j]} x {items['grid_w'][j]} patches, "
             f"{items['visual_tokens'][j]} tokens"
         )

@@ -4,7 +4,7 @@ A pipeline's ranks hold a part of the model each, so generation gathers nothing:
 one process. Greedy decoding; answers are short.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -35,9 +35,14 @@ def choose(reader: SampleReader, held_out: Sequence[int], count: int) -> list[in
     return sorted(answered, key=lambda i: reader.index.samples["num_items"][i] == 0)[:count]
 
 
-def show(pieces: ModelPieces, reader: SampleReader, sample_ids: Sequence[int], folder: Path) -> list[Shown]:
-    """Write the media of `sample_ids` to `folder` and answer each question with `pieces` (the whole model)."""
-    folder.mkdir(parents=True, exist_ok=True)
+def show(
+    pieces: ModelPieces, reader: SampleReader, sample_ids: Sequence[int], write: Callable[[str, bytes], Path]
+) -> list[Shown]:
+    """Store the media of `sample_ids` and answer each question with `pieces` (the whole model).
+
+    Args:
+        write: stores content under a file name and returns its path, as `RunFolder.write_sample` does.
+    """
     shown = []
     for sample_id in sample_ids:
         record = reader.source.record(sample_id)
@@ -45,9 +50,8 @@ def show(pieces: ModelPieces, reader: SampleReader, sample_ids: Sequence[int], f
         for j, media in enumerate(record.media):
             # Only the extension of the member name is used: names in an archive are data, not paths.
             suffix = "".join(c for c in PurePosixPath(media.member).suffix if c.isalnum() or c == ".")[:8]
-            path = folder / f"sample_{sample_id:06d}_{j}{suffix}"
-            path.write_bytes(reader.source.media_bytes(sample_id, j))
-            files.append(path)
+            name = f"sample_{sample_id:06d}_{j}{suffix}"
+            files.append(write(name, reader.source.media_bytes(sample_id, j)))
         answer = _answer(pieces, reader, sample_id)
         question, truth = _texts(record)
         shown.append(Shown(files=tuple(files), question=question, truth=truth, generated=answer))
@@ -58,9 +62,7 @@ def _answer(pieces: ModelPieces, reader: SampleReader, sample_id: int) -> str:
     """Greedy continuation of the sample's prompt: everything up to where its last assistant turn starts."""
     batch = reader.read([sample_id]).to(pieces.device, pieces.dtype)
     record = reader.source.record(sample_id)
-    rows = reader.index.item_rows(sample_id)
-    counts = reader.index.items["visual_tokens"][rows.start : rows.stop].tolist()
-    length = len(encode_prompt(record, counts).tokens)
+    length = len(encode_prompt(record, reader.index.item_tokens(sample_id)).tokens)
     before = batch.visual_index < length
     if not bool(before.all()):  # media inside the answer itself: nothing to generate from text alone
         return ""
