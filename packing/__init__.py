@@ -1,18 +1,19 @@
 """Packing and partitioning of integer sizes and costs: pure numbers, deterministic, with bounds. numpy and numba only.
 
-Reading order: bins.py (pack) and parts.py (partition), then registry.py and the algorithm files it names, bounds.py.
+Reading order: bins.py (pack) and parts.py (partition), then registry.py, the algorithm
+files it names, and the two files of bounds.
 """
 
 from packing._version import __version__ as __version__
+from packing.bin_bounds import bin_lower_bound as bin_lower_bound
 from packing.bins import pack as pack
-from packing.bounds import bin_lower_bound as bin_lower_bound
-from packing.bounds import makespan_lower_bound as makespan_lower_bound
 from packing.errors import CapacityError as CapacityError
 from packing.errors import InfeasiblePartitionError as InfeasiblePartitionError
 from packing.errors import ItemTooLargeError as ItemTooLargeError
 from packing.errors import NegativeSizeError as NegativeSizeError
 from packing.errors import PackingError as PackingError
 from packing.errors import SizeOverflowError as SizeOverflowError
+from packing.makespan_bounds import makespan_lower_bound as makespan_lower_bound
 from packing.parts import partition as partition
 from packing.results import PackResult as PackResult
 from packing.results import PartitionResult as PartitionResult

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from packing.bounds import packing_bound
+from packing.bin_bounds import packing_bound
 from packing.grouping import group_by_bin
 from packing.inputs import IntArray, as_capacity, as_matrix, at_least_one, check_items_fit, column_totals
+from packing.problem import PackProblem
 from packing.registry import PACKERS, find
-from packing.results import PackResult, gap_to
+from packing.results import PackResult, gap_to, stop_at
 from packing.scoring import score_terms, scores
 
 
@@ -25,6 +26,7 @@ def pack(
     algorithm: str = "best_fit_decreasing",
     max_items_per_bin: int | None = None,
     num_bins_multiple: int = 1,
+    target_gap: float = 1e-3,
 ) -> PackResult:
     """Pack every item into a bin; nothing is dropped, cut, or placed above a capacity.
 
@@ -35,6 +37,7 @@ def pack(
         max_items_per_bin: further limit on the number of items.
         num_bins_multiple: the number of bins becomes a multiple of this by splitting the fullest bins that hold two
             items or more; bins are empty only where n is smaller than that multiple.
+        target_gap: relative distance to the lower bound at which algorithms that search on stop; 0 searches to the end.
 
     Returns:
         A `PackResult`; no bins for no items. Bins keep the algorithm's order, so results are reproducible.
@@ -54,14 +57,15 @@ def pack(
         # A limit on the count is one more dimension, in which every item has size 1.
         inner = np.concatenate([matrix, np.ones((num_items, 1), np.int64)], axis=1)
         inner_limits = np.append(limits, max_items_per_bin)
-    bin_of, num_bins = packer(inner, inner_limits)
+    bound = packing_bound(matrix, limits, max_items_per_bin)
+    problem = PackProblem(sizes=inner, capacity=inner_limits, lower_bound=bound, enough=stop_at(bound, target_gap))
+    bin_of, num_bins = packer(problem)
     order, offsets, load = group_by_bin(bin_of, matrix, num_bins)
     if num_bins % multiple:
         offsets = _split(order, offsets, inner, inner_limits, num_bins + multiple - num_bins % multiple)
         num_bins = offsets.shape[0] - 1
         bin_of[order] = np.repeat(np.arange(num_bins, dtype=np.int32), np.diff(offsets))
         order, offsets, load = group_by_bin(bin_of, matrix, num_bins)
-    bound = packing_bound(matrix, limits, max_items_per_bin)
     bound += -bound % multiple
     available = [max(num_bins * int(limit), 1) for limit in limits]
     return PackResult(

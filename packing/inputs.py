@@ -102,6 +102,37 @@ def check_items_fit(sizes: IntArray, capacity: IntArray) -> None:
         raise ItemTooLargeError(index, int(sizes[index, column]), int(capacity[column]), column)
 
 
+def as_weights(weights: npt.ArrayLike) -> IntArray:
+    """int64 [n, S], with a total over items and stages within the exact range."""
+    matrix = as_matrix(weights, "weights")
+    total = sum(column_totals(matrix))
+    if total > MAX_TOTAL:
+        raise SizeOverflowError("the sum of weights over all stages", total, MAX_TOTAL)
+    return matrix
+
+
+def as_limits(
+    sizes: npt.ArrayLike | None, capacity: int | Sequence[int] | IntArray | None, num_items: int
+) -> tuple[IntArray, IntArray]:
+    """(sizes int64 [n, d], capacity int64 [d]) of parts or cells; d = 0 when neither is given.
+
+    Raises:
+        CapacityError: one without the other, or a malformed capacity.
+        ItemTooLargeError: an item above a capacity.
+        PackingError and its kinds: malformed sizes, or not one row an item.
+    """
+    if (capacity is None) != (sizes is None):
+        raise CapacityError("capacity and sizes belong together: the capacity limits the sizes; give both or none")
+    if capacity is None or sizes is None:
+        return np.empty((num_items, 0), np.int64), np.empty(0, np.int64)
+    matrix = as_matrix(sizes, "sizes")
+    if matrix.shape[0] != num_items:
+        raise PackingError(f"sizes have {matrix.shape[0]} rows but weights have {num_items}; give one row an item")
+    limits = as_capacity(capacity, matrix.shape[1])
+    check_items_fit(matrix, limits)
+    return matrix, limits
+
+
 def at_least_one(value: int, name: str) -> int:
     """`value` as a checked positive integer."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:

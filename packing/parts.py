@@ -4,21 +4,23 @@ weights [n, S] --algorithm--> part_of [n] --> load [k, S] --> makespan, beside i
 """
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
-import numpy as np
 import numpy.typing as npt
 
-from packing.best_fit import best_fit_decreasing
-from packing.bounds import packing_bound, partition_bound
-from packing.errors import CapacityError, InfeasiblePartitionError, PackingError, SizeOverflowError
+from packing.bin_bounds import packing_bound
+from packing.errors import InfeasiblePartitionError, PackingError
 from packing.grouping import group_by_bin
-from packing.inputs import MAX_TOTAL, IntArray, as_capacity, as_matrix, at_least_one, check_items_fit, column_totals
+from packing.inputs import IntArray, as_limits, as_weights, at_least_one
+from packing.makespan_bounds import partition_bound
+from packing.packers.best_fit import best_fit_decreasing
+from packing.partitioners.refine import refine, within_capacity
 from packing.problem import PartitionProblem
-from packing.refine import refine, within_capacity
 from packing.registry import PARTITIONERS, find
-from packing.results import PartitionResult, gap_to
+from packing.results import PartitionResult, gap_to, stop_at
 
 AUTO = "lpt_refined"
+StageNorm = Literal["max", "sum"]
 
 
 def partition(
@@ -29,6 +31,8 @@ def partition(
     equal_count: bool = False,
     capacity: int | Sequence[int] | IntArray | None = None,
     sizes: npt.ArrayLike | None = None,
+    stage_norm: StageNorm = "max",
+    target_gap: float = 1e-4,
 ) -> PartitionResult:
     """Assign every item to one of `num_parts` parts; minimise the largest load over parts and stages.
 
@@ -38,6 +42,9 @@ def partition(
         algorithm: a name of `packing.registry.PARTITIONERS`, or `auto`.
         equal_count: numbers of items per part differ by at most one.
         capacity, sizes: sizes [n] or [n, d] and the limit of a part in each dimension; give both or none.
+        stage_norm: what a part costs: its largest stage load (`max`), or the sum of its stage loads (`sum`, as when
+            one device works through all stages). With `sum`, `makespan` and `lower_bound` are sums too.
+        target_gap: relative distance to the lower bound at which `auto` stops; 0 searches to the end.
 
     Returns:
         A `PartitionResult`. All loads are 0 for no items.
@@ -48,7 +55,20 @@ def partition(
         ItemTooLargeError: an item above a capacity.
         NegativeSizeError, SizeOverflowError, CapacityError, PackingError: malformed input.
     """
-    problem = _problem(weights, num_parts, equal_count, capacity, sizes)
+    matrix = as_weights(weights)
+    costs = _costs(matrix, stage_norm)
+    parts = at_least_one(num_parts, "num_parts")
+    limited, limits = as_limits(sizes, capacity, matrix.shape[0])
+    bound = partition_bound(costs, parts, equal_count)
+    problem = PartitionProblem(
+        weights=costs,
+        num_parts=parts,
+        sizes=limited,
+        capacity=limits,
+        equal_count=equal_count,
+        lower_bound=bound,
+        enough=stop_at(bound, target_gap),
+    )
     name = AUTO if algorithm == "auto" else algorithm
     part_of = find(PARTITIONERS, name)(problem)
     if part_of is None:
@@ -56,8 +76,8 @@ def partition(
         if start is None:
             raise _infeasible(problem)
         part_of = refine(problem, start)
-    _, _, load = group_by_bin(part_of, problem.weights, problem.num_parts)
-    makespan = int(load.max())
+    _, _, load = group_by_bin(part_of, matrix, problem.num_parts)
+    makespan = int(_costs(load, stage_norm).max())
     return PartitionResult(
         part_of=part_of,
         load=load,
@@ -68,40 +88,15 @@ def partition(
     )
 
 
-def _problem(
-    weights: npt.ArrayLike,
-    num_parts: int,
-    equal_count: bool,
-    capacity: int | Sequence[int] | IntArray | None,
-    sizes: npt.ArrayLike | None,
-) -> PartitionProblem:
-    matrix = as_matrix(weights, "weights")
-    total = sum(column_totals(matrix))
-    if total > MAX_TOTAL:
-        raise SizeOverflowError("the sum of weights over all stages", total, MAX_TOTAL)
-    parts = at_least_one(num_parts, "num_parts")
-    num_items = matrix.shape[0]
-    limited, limits = np.empty((num_items, 0), np.int64), np.empty(0, np.int64)
-    if (capacity is None) != (sizes is None):
-        raise CapacityError("capacity and sizes belong together: the capacity limits the sizes; give both or none")
-    if capacity is not None and sizes is not None:
-        limited = as_matrix(sizes, "sizes")
-        if limited.shape[0] != num_items:
-            raise PackingError(f"sizes have {limited.shape[0]} rows but weights have {num_items}; give one row an item")
-        limits = as_capacity(capacity, limited.shape[1])
-        check_items_fit(limited, limits)
-    return PartitionProblem(
-        weights=matrix,
-        num_parts=parts,
-        sizes=limited,
-        capacity=limits,
-        equal_count=equal_count,
-        lower_bound=partition_bound(matrix, parts, equal_count),
-    )
+def _costs(stages: IntArray, stage_norm: StageNorm) -> IntArray:
+    """What counts of weights or loads [m, S]: all stages, or their sum [m, 1]."""
+    if stage_norm not in get_args(StageNorm):
+        raise PackingError(f"unknown stage_norm {stage_norm!r}; available: {', '.join(get_args(StageNorm))}")
+    return stages if stage_norm == "max" else stages.sum(axis=1, keepdims=True)
 
 
 def _infeasible(problem: PartitionProblem) -> InfeasiblePartitionError:
     most = problem.base_count + (problem.num_extra > 0) if problem.equal_count else None
     needed = packing_bound(problem.sizes, problem.capacity, most)
-    _, found = best_fit_decreasing(problem.sizes, problem.capacity)
+    _, found = best_fit_decreasing(problem.packing())
     return InfeasiblePartitionError(problem.num_parts, needed, found, needed > problem.num_parts)

@@ -1,10 +1,35 @@
-"""The checked input of a partition, as every partition algorithm receives it."""
+"""The checked input of an algorithm: what a packer, a partitioner and a grid placer receive."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from packing.inputs import IntArray
+
+Objective = Literal["per_rank", "per_slot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackProblem:
+    """Put n items into as few bins as possible.
+
+    Attributes:
+        sizes: int64 [n, d], each row within `capacity`. A limit on the number of items is one more column of ones.
+        capacity: int64 [d].
+        lower_bound: no packing has fewer bins.
+        enough: number of bins at which a search may stop; at least the bound.
+    """
+
+    sizes: IntArray
+    capacity: IntArray
+    lower_bound: int
+    enough: int
+
+    @property
+    def num_items(self) -> int:
+        """n."""
+        return int(self.sizes.shape[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -17,7 +42,8 @@ class PartitionProblem:
         sizes: int64 [n, d] and
         capacity: int64 [d], a hard limit for every part; d = 0 when there is none.
         equal_count: counts of parts differ by at most one.
-        lower_bound: makespan below which no search is needed.
+        lower_bound: no partition has a smaller makespan.
+        enough: makespan at which a search may stop; at least the bound.
     """
 
     weights: IntArray
@@ -26,6 +52,7 @@ class PartitionProblem:
     capacity: IntArray
     equal_count: bool
     lower_bound: int
+    enough: int
 
     @property
     def values(self) -> IntArray:
@@ -47,7 +74,42 @@ class PartitionProblem:
         """Parts that may hold one item more than `base_count`."""
         return self.num_items % self.num_parts if self.equal_count else 0
 
+    def packing(self) -> PackProblem:
+        """The sizes alone, to be packed into at most k bins."""
+        return PackProblem(sizes=self.sizes, capacity=self.capacity, lower_bound=0, enough=self.num_parts)
+
     def decreasing(self) -> IntArray:
         """Item order: largest stage weight first, then largest sum, then index."""
         peak = self.weights.max(axis=1)
         return np.lexsort((-self.weights.sum(axis=1), -peak))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GridProblem:
+    """Assign n items to R ranks x M slots (micro-batches).
+
+    Attributes:
+        weights: int64 [n, S], cost of each item in each stage.
+        num_ranks, num_slots: R and M.
+        sizes: int64 [n, d] and
+        capacity: int64 [d], a hard limit for every cell; d = 0 when there is none.
+        objective: what is minimised, with load [R, M, S]:
+            "per_rank"  ranks meet once:          max over ranks and stages of the sum over slots
+            "per_slot"  ranks meet in every slot: sum over slots of the max over ranks and stages
+        lower_bound: no assignment has a smaller objective.
+        enough: objective at which a search may stop; at least the bound.
+    """
+
+    weights: IntArray
+    num_ranks: int
+    num_slots: int
+    sizes: IntArray
+    capacity: IntArray
+    objective: Objective
+    lower_bound: int
+    enough: int
+
+    @property
+    def num_items(self) -> int:
+        """n."""
+        return int(self.weights.shape[0])

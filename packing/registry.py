@@ -1,23 +1,25 @@
 """Algorithms by name: one file and one pure signature each. The conformance tests run over everything listed here.
 
-packer       (sizes [n, d], capacity [d])  ->  (bin_of int32 [n], number of bins); every item fits `capacity`
-partitioner  (problem)                     ->  part_of int32 [n], or None when it finds no assignment
+packer       (PackProblem)       ->  (bin_of int32 [n], number of bins); no bin is empty
+partitioner  (PartitionProblem)  ->  part_of int32 [n], or None when it finds no assignment
+grid placer  (GridProblem)       ->  cell_of int32 [n] = rank * num_slots + slot, or None
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from packing.best_fit import best_fit_decreasing
 from packing.errors import PackingError
-from packing.inputs import IntArray, PartArray
-from packing.lpt import lpt
-from packing.next_fit import next_fit
-from packing.problem import PartitionProblem
-from packing.refine import lpt_refined
+from packing.inputs import PartArray
+from packing.packers.best_fit import best_fit_decreasing
+from packing.packers.next_fit import next_fit
+from packing.partitioners.lpt import lpt
+from packing.partitioners.refine import lpt_refined
+from packing.problem import GridProblem, PackProblem, PartitionProblem
 
-Packer = Callable[[IntArray, IntArray], tuple[PartArray, int]]
+Packer = Callable[[PackProblem], tuple[PartArray, int]]
 Partitioner = Callable[[PartitionProblem], PartArray | None]
+GridPlacer = Callable[[GridProblem], PartArray | None]
 _Algorithm = TypeVar("_Algorithm")
 
 PACKERS: Mapping[str, Packer] = MappingProxyType(

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from packing.inputs import IntArray, PartArray
+from packing.errors import PackingError
+from packing.inputs import MAX_TOTAL, IntArray, PartArray
 
 
 def _freeze_arrays(record: object) -> None:
@@ -71,6 +72,17 @@ class PartitionResult:
 
     def __post_init__(self) -> None:
         _freeze_arrays(self)
+
+
+def stop_at(lower_bound: int, target_gap: float) -> int:
+    """Value at which a search may stop.
+
+    Raises:
+        PackingError: a gap below 0, or not a number.
+    """
+    if not 0 <= target_gap < 2**20:
+        raise PackingError(f"target_gap is {target_gap!r}; give a relative distance of at least 0, such as 0.001")
+    return min(lower_bound + int(lower_bound * target_gap), MAX_TOTAL)
 
 
 def gap_to(value: int, lower_bound: int) -> float:

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packing import ItemTooLargeError, PackResult, bin_lower_bound, pack
-from packing.best_fit import _best_fit_scalar, best_fit_vector
+from packing.packers.best_fit import _best_fit_scalar
+from packing.packers.vector_fit import best_fit_vector
 from packing.registry import PACKERS
 
 ALGORITHMS = sorted(PACKERS)

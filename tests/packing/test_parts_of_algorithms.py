@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packing import _jit
-from packing.best_fit import best_fit_decreasing
-from packing.bounds import partition_bound
 from packing.grouping import group_by_bin
-from packing.problem import PartitionProblem
-from packing.refine import _even_out, refine
+from packing.makespan_bounds import partition_bound
+from packing.packers.best_fit import best_fit_decreasing
+from packing.partitioners.refine import _even_out, refine
+from packing.problem import PackProblem, PartitionProblem
 from packing.scoring import score_terms, scores
 
 quick = settings(max_examples=60, deadline=None)
@@ -29,13 +29,15 @@ def problem(
     equal_count: bool = False,
 ) -> PartitionProblem:
     table = np.array(weights, np.int64)
+    bound = partition_bound(table, num_parts, equal_count)
     return PartitionProblem(
         weights=table,
         num_parts=num_parts,
         sizes=np.array(sizes, np.int64) if sizes else np.empty((len(weights), 0), np.int64),
         capacity=np.array(capacity or [], np.int64),
         equal_count=equal_count,
-        lower_bound=partition_bound(table, num_parts, equal_count),
+        lower_bound=bound,
+        enough=bound,
     )
 
 
@@ -65,7 +67,14 @@ def reference_best_fit(sizes: list[int], capacity: int) -> list[int]:
 )
 def test_best_fit_equals_the_textbook_rule_at_every_size_of_the_bitset(case: tuple[list[int], int]) -> None:
     sizes, capacity = case
-    bin_of, num_bins = best_fit_decreasing(np.array(sizes, np.int64).reshape(-1, 1), np.array([capacity], np.int64))
+    bin_of, num_bins = best_fit_decreasing(
+        PackProblem(
+            sizes=np.array(sizes, np.int64).reshape(-1, 1),
+            capacity=np.array([capacity], np.int64),
+            lower_bound=0,
+            enough=0,
+        )
+    )
     assert bin_of.tolist() == reference_best_fit(sizes, capacity)
     assert num_bins == max(bin_of, default=-1) + 1
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import packing
-from packing import best_fit, grouping, lpt, next_fit, pack, partition, refine
+from packing import grouping, pack, partition
+from packing.packers import best_fit, next_fit
+from packing.partitioners import lpt, refine
 
 PACKAGE = Path(packing.__file__).parent
 
@@ -126,8 +128,8 @@ def test_threads_at_once_get_the_results_of_one_thread() -> None:
 def test_importing_packing_compiles_nothing_and_imports_no_torch(tmp_path: Path) -> None:
     script = """
 import json, sys
-import packing.best_fit, packing.refine
-kernels = [packing.best_fit._best_fit_scalar, packing.refine._refine]
+import packing.packers.best_fit, packing.partitioners.refine
+kernels = [packing.packers.best_fit._best_fit_scalar, packing.partitioners.refine._refine]
 print(json.dumps([[len(getattr(kernel, "signatures", ())) for kernel in kernels], "torch" in sys.modules]))
 """
     answer, _ = run(script, tmp_path)

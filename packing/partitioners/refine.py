@@ -10,9 +10,9 @@ on every machine.
 import numpy as np
 
 from packing._jit import jit, jit_inner
-from packing.best_fit import best_fit_decreasing
 from packing.inputs import IntArray, PartArray
-from packing.lpt import lpt
+from packing.packers.best_fit import best_fit_decreasing
+from packing.partitioners.lpt import lpt
 from packing.problem import PartitionProblem
 
 _MIN_EXCHANGES = 2_000_000
@@ -47,7 +47,7 @@ def within_capacity(problem: PartitionProblem) -> PartArray | None:
 
     With equal counts the bins are evened out afterwards, which can fail (None) although a solution exists.
     """
-    part_of, num_bins = best_fit_decreasing(problem.sizes, problem.capacity)
+    part_of, num_bins = best_fit_decreasing(problem.packing())
     if num_bins > problem.num_parts:
         return None
     return _even_out(problem, part_of) if problem.equal_count else part_of

@@ -10,11 +10,12 @@ import numpy as np
 
 from packing._jit import jit
 from packing.inputs import IntArray, PartArray
+from packing.problem import PackProblem
 
 
-def next_fit(sizes: IntArray, capacity: IntArray) -> tuple[PartArray, int]:
-    """(bin_of int32 [n], number of bins) for sizes [n, d] that each fit `capacity` [d]."""
-    bin_of, num_bins = _next_fit(sizes, capacity)
+def next_fit(problem: PackProblem) -> tuple[PartArray, int]:
+    """(bin_of int32 [n], number of bins)."""
+    bin_of, num_bins = _next_fit(problem.sizes, problem.capacity)
     return bin_of, int(num_bins)
 
 

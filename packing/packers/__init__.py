@@ -1,0 +1,1 @@
+"""Packers: items into as few bins as possible. One algorithm per file, named in packing/registry.py."""
