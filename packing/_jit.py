@@ -1,55 +1,49 @@
-"""The one decorator that compiles kernels: cached where a cache can be written, uncached otherwise, same results.
+"""The decorators that compile kernels.
 
-Kernels are lazy (compiled at the first call), release the GIL, and never use parallel=True: they run inside forked
-loader workers, where a thread pool started by the parent would abort. With NUMBA_DISABLE_JIT=1 they are plain Python.
+Kernels are lazy (compiled or loaded from packing/_kernel_cache.py at the first call), release the GIL, and never use
+parallel=True: they run inside forked loader workers, where a thread pool started by the parent would abort. With
+NUMBA_DISABLE_JIT=1 they are plain Python.
 """
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
 
-_log = logging.getLogger("packing")
+from packing._kernel_cache import add_cache
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_warned = False
 
 
 def jit(function: _Function) -> _Function:
-    """Compile `function` with numba (nogil; cached on disk when possible).
-
-    A read-only installation without a writable home has no place for a cache. Then kernels compile anew in every
-    process, and one warning says how to avoid that.
-    """
-    try:
-        return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
-    except RuntimeError as error:  # numba's "cannot cache function: no locator available"
-        if "cache" not in str(error):
-            raise
-        _warn_once(error)
-        return cast(_Function, numba.njit(nogil=True, error_model="numpy")(function))
+    """Compile a kernel: a function that Python calls, always with the same types of arguments."""
+    kernel = _compile(function)
+    if kernel is not function:
+        add_cache(kernel, function)
+    return kernel
 
 
 def jit_inner(function: _Function) -> _Function:
-    """Compile a function that only other kernels call: no wrapper and no cache file of its own, so it compiles faster.
+    """Compile a function that only kernels call: no entry for Python and no cache file of its own, so it costs less.
 
-    It belongs in the file of its caller, whose cache is renewed when that file changes.
+    It may live in another file than its callers: their cache is renewed when either file changes.
     """
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-    }
-    return cast(_Function, numba.njit(**options)(function))
+    inner = _compile(function, no_cpython_wrapper=True)
+    if inner is not function:
+        _widen_literals(inner)
+    return inner
 
 
-def _warn_once(error: RuntimeError) -> None:
-    global _warned  # noqa: PLW0603  one warning for all kernels of the process
-    if not _warned:
-        _warned = True
-        _log.warning(
-            "no writable cache for compiled kernels, so each process compiles them anew (%s). "
-            "Set NUMBA_CACHE_DIR to a writable folder.",
-            error,
-        )
+def _compile(function: _Function, **options: bool) -> _Function:
+    njit: Any = numba.njit  # its types leave out some options
+    return cast(_Function, njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function))
+
+
+def _widen_literals(inner: Any) -> None:
+    """Compile `f(x, 0)`, `f(x, -1)` and `f(x, y)` once: numba gives each literal its own type and code."""
+    resolve, plain = inner.get_call_template, cast(Any, numba.types).unliteral
+
+    def widened(args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        return resolve(tuple(map(plain, args)), {name: plain(value) for name, value in keywords.items()})
+
+    inner.get_call_template = widened

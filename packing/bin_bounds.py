@@ -1,7 +1,8 @@
 """Lower bounds on bins: how few any packing can need.
 
 Never above the optimum; it is what lets a packing say how good it is.
-Plain numpy on sorted values, O(n log n) per dimension.
+Plain numpy on the distinct values: O(n + capacity) per dimension, or O(n log n) where a capacity is too large for a
+table.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packing.inputs import IntArray, as_capacity, as_matrix, at_least_one, check_items_fit
+from packing.size_classes import table_pays
 
 
 def bin_lower_bound(
@@ -43,19 +45,29 @@ def packing_bound(sizes: IntArray, capacity: IntArray, max_items_per_bin: int | 
     return max(bound, *(_martello_toth(sizes[:, column], int(limit)) for column, limit in enumerate(capacity)))
 
 
+def _distinct(sizes: IntArray, capacity: int) -> tuple[IntArray, IntArray]:
+    """(values ascending, count of each): by a table of all sizes where that is small, else by sorting."""
+    if table_pays(capacity, sizes.shape[0]):
+        count = np.bincount(sizes, minlength=1)
+        values = np.flatnonzero(count)
+        return values, count[values]
+    return np.unique(sizes, return_counts=True)
+
+
 def _martello_toth(sizes: IntArray, capacity: int) -> int:
     """L2: for a threshold a, items above capacity - a are alone, those above capacity / 2 never meet, and items in
     [a, capacity / 2] must fit beside the latter or in new bins. The best threshold is one of the small sizes."""
-    ascending = np.sort(sizes)
-    below = np.concatenate([np.zeros(1, np.int64), np.cumsum(ascending)])  # below[i]: sum of the i smallest
-    num_items = ascending.shape[0]
-    half = int(np.searchsorted(ascending, capacity // 2, side="right"))  # items [0, half) are at most capacity / 2
-    thresholds = np.concatenate([np.zeros(1, np.int64), ascending[:half]])
-    alone = np.searchsorted(ascending, capacity - thresholds, side="right")  # items [alone, n) take a bin each
-    first = np.searchsorted(ascending, thresholds, side="left")  # items [first, half) are the small ones that count
-    num_middle = alone - half
+    values, count = _distinct(sizes, capacity)
+    zero = np.zeros(1, np.int64)
+    number = np.concatenate([zero, np.cumsum(count)])  # number[i], total[i]: items of the i smallest values
+    total = np.concatenate([zero, np.cumsum(count * values)])
+    half = int(np.searchsorted(values, capacity // 2, side="right"))  # values [0, half) are at most capacity / 2
+    thresholds = np.concatenate([zero, values[:half]])
+    alone = np.searchsorted(values, capacity - thresholds, side="right")  # items of values [alone, end): a bin each
+    first = np.searchsorted(values, thresholds, side="left")  # values [first, half) are the small ones that count
+    num_middle = number[alone] - number[half]
     # num_middle * capacity < 2 * (sum of the middle items), so it stays below 2**63.
-    room = num_middle * capacity - (below[alone] - below[half])
-    excess = np.maximum(below[half] - below[first] - room, 0)
-    bounds = (num_items - half) + excess // capacity + (excess % capacity > 0)
+    room = num_middle * capacity - (total[alone] - total[half])
+    excess = np.maximum(total[half] - total[first] - room, 0)
+    bounds = (number[-1] - number[half]) + excess // capacity + (excess % capacity > 0)
     return int(bounds.max())

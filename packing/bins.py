@@ -5,16 +5,18 @@ sizes [n, d], capacity [d] --algorithm--> bin_of [n] --group--> order, offsets, 
                              split bins until B is a multiple of num_bins_multiple
 """
 
+import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from packing.bin_bounds import packing_bound
 from packing.grouping import group_by_bin
-from packing.inputs import IntArray, as_capacity, as_matrix, at_least_one, check_items_fit, column_totals
+from packing.inputs import IntArray, PartArray, as_capacity, as_matrix, at_least_one, check_items_fit
 from packing.problem import PackProblem
-from packing.registry import PACKERS, find
+from packing.registry import PACKERS, Packer, find
 from packing.results import PackResult, gap_to, stop_at
 from packing.scoring import score_terms, scores
 
@@ -52,50 +54,81 @@ def pack(
     num_items = matrix.shape[0]
     packer = find(PACKERS, algorithm)
     check_items_fit(matrix, limits)
-    inner, inner_limits = matrix, limits
-    if max_items_per_bin is not None and at_least_one(max_items_per_bin, "max_items_per_bin") < num_items:
-        # A limit on the count is one more dimension, in which every item has size 1.
-        inner = np.concatenate([matrix, np.ones((num_items, 1), np.int64)], axis=1)
-        inner_limits = np.append(limits, max_items_per_bin)
+    most = num_items if max_items_per_bin is None else at_least_one(max_items_per_bin, "max_items_per_bin")
     bound = packing_bound(matrix, limits, max_items_per_bin)
-    problem = PackProblem(sizes=inner, capacity=inner_limits, lower_bound=bound, enough=stop_at(bound, target_gap))
-    bin_of, num_bins = packer(problem)
+    problem = PackProblem(sizes=matrix, capacity=limits, lower_bound=bound, enough=stop_at(bound, target_gap))
+    bin_of, num_bins = _pack_limited(packer, problem, most)
     order, offsets, load = group_by_bin(bin_of, matrix, num_bins)
     if num_bins % multiple:
-        offsets = _split(order, offsets, inner, inner_limits, num_bins + multiple - num_bins % multiple)
+        offsets = _split(order, offsets, matrix, load, limits, num_bins + multiple - num_bins % multiple)
         num_bins = offsets.shape[0] - 1
         bin_of[order] = np.repeat(np.arange(num_bins, dtype=np.int32), np.diff(offsets))
         order, offsets, load = group_by_bin(bin_of, matrix, num_bins)
     bound += -bound % multiple
     available = [max(num_bins * int(limit), 1) for limit in limits]
+    used = [int(total) for total in load.sum(axis=0)]
     return PackResult(
         bin_of=bin_of,
         num_bins=num_bins,
         load=load,
         order=order,
         offsets=offsets,
-        fill=np.array([total / room for total, room in zip(column_totals(matrix), available, strict=True)]),
+        fill=np.array([total / room for total, room in zip(used, available, strict=True)]),
         lower_bound=bound,
         gap=gap_to(num_bins, bound),
         algorithm=algorithm,
     )
 
 
-def _split(order: IntArray, offsets: IntArray, sizes: IntArray, capacity: IntArray, num_bins: int) -> IntArray:
+def _pack_limited(packer: Packer, problem: PackProblem, most: int) -> tuple[PartArray, int]:
+    """With a limit on the number of items: one more dimension, in which every item has size 1.
+
+    Where the one dimension there is decides, its own packing often keeps the limit, and is much faster.
+    """
+    num_items = problem.num_items
+    if most >= num_items:
+        return packer(problem)
+    if problem.sizes.shape[1] == 1 and -(-num_items // most) < problem.lower_bound:
+        bin_of, num_bins = packer(problem)
+        if int(np.bincount(bin_of).max()) <= most:
+            return bin_of, num_bins
+    ones = np.ones((num_items, 1), np.int64)
+    sizes, capacity = np.concatenate([problem.sizes, ones], axis=1), np.append(problem.capacity, most)
+    return packer(replace(problem, sizes=sizes, capacity=capacity))
+
+
+def _split(  # noqa: PLR0917  the pieces of a result that does not exist yet
+    order: IntArray, offsets: IntArray, sizes: IntArray, load: IntArray, capacity: IntArray, num_bins: int
+) -> IntArray:
     """Offsets of `num_bins` bins: cut the fullest divisible bin in two equal halves, again and again.
 
-    Cuts are contiguous and the new bin follows the old one, so an order-preserving packing stays one.
+    Cuts are contiguous and the new bin follows the old one, so an order-preserving packing stays one. Only the items
+    of bins that are cut are looked at.
     """
-    score = scores(sizes, *score_terms(sizes, capacity))[order]
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(score, dtype=np.int64)])
-    while offsets.shape[0] - 1 < num_bins:
-        count = np.diff(offsets)
-        if count.max() < 2:
-            return np.append(offsets, np.full(num_bins + 1 - offsets.shape[0], offsets[-1]))
-        fullest = int(np.argmax(np.where(count >= 2, before[offsets[1:]] - before[offsets[:-1]], -1)))
-        start, stop = int(offsets[fullest]), int(offsets[fullest + 1])
-        left = before[start + 1 : stop] - before[start]
-        larger_half = np.maximum(left, before[stop] - before[start] - left)
-        cut = start + 1 + int(np.argmin(larger_half))
-        offsets = np.insert(offsets, fullest + 1, cut)
-    return offsets
+    terms = score_terms(sizes, capacity)
+    num_cuts = num_bins - load.shape[0]
+    divisible = np.flatnonzero(np.diff(offsets) >= 2)
+    fullness = scores(load[divisible], *terms)
+    if num_cuts < divisible.shape[0]:  # every cut divides one bin, so only the fullest `num_cuts` can be touched
+        least = np.partition(fullness, -num_cuts)[-num_cuts]
+        fuller = np.flatnonzero(fullness > least)
+        ties = np.flatnonzero(fullness == least)[: num_cuts - fuller.shape[0]]
+        chosen = np.concatenate([fuller, ties])
+        divisible, fullness = divisible[chosen], fullness[chosen]
+    heap = list(zip((-fullness).tolist(), offsets[divisible].tolist(), offsets[divisible + 1].tolist(), strict=True))
+    heapq.heapify(heap)
+    cuts: list[int] = []
+    while heap and len(cuts) < num_cuts:
+        negative, start, stop = heapq.heappop(heap)
+        left = np.cumsum(scores(sizes[order[start : stop - 1]], *terms))
+        place = int(np.argmin(np.maximum(left, -negative - left)))
+        if negative == 0:  # nothing but zeros: halve the number of items
+            place = (stop - start) // 2 - 1
+        cut, half = start + place + 1, int(left[place])
+        cuts.append(cut)
+        if cut - start >= 2:
+            heapq.heappush(heap, (-half, start, cut))
+        if stop - cut >= 2:
+            heapq.heappush(heap, (negative + half, cut, stop))
+    empty = np.full(num_cuts - len(cuts), offsets[-1])  # more bins than items
+    return np.concatenate([np.sort(np.concatenate([offsets, np.array(cuts, np.int64)])), empty])

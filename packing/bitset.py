@@ -33,7 +33,7 @@ def level_starts(num_words: int) -> IntArray:
 
 
 @jit_inner
-def _lowest_bit(word: int) -> int:
+def lowest_bit(word: int) -> int:
     return int(_LOWEST_BIT[((word & -word) * 0x077CB531 & 0xFFFFFFFF) >> 27])
 
 
@@ -48,10 +48,10 @@ def find_at_least(words: IntArray, starts: IntArray, value: int) -> int:
         shift = position % _WORD_BITS
         word = (words[starts[level] + index] >> shift) << shift
         if word != 0:
-            position = index * _WORD_BITS + _lowest_bit(word)
+            position = index * _WORD_BITS + lowest_bit(word)
             for down in range(level - 1, -1, -1):
                 word = words[starts[down] + position]
-                position = position * _WORD_BITS + _lowest_bit(word)
+                position = position * _WORD_BITS + lowest_bit(word)
             return position
         position = index + 1
     return -1

@@ -61,7 +61,8 @@ class InfeasiblePartitionError(PackingError):
         num_parts: parts that were available.
         num_bins_bound: parts that any assignment needs (a lower bound).
         num_bins_found: parts that best-fit-decreasing needs.
-        proven: True when the bound itself exceeds `num_parts`; False when only the search failed.
+        proven: True when that bound exceeds `num_parts`, or some part would have to exceed a capacity; False when only
+            the search failed.
     """
 
     def __init__(self, num_parts: int, num_bins_bound: int, num_bins_found: int, proven: bool) -> None:
@@ -70,12 +71,15 @@ class InfeasiblePartitionError(PackingError):
         super().__init__(num_parts, num_bins_bound, num_bins_found, proven)
 
     def __str__(self) -> str:
-        verdict = (
-            f"proven impossible: any assignment needs at least {self.num_bins_bound} parts"
-            if self.proven
-            else f"not proven impossible: at least {self.num_bins_bound} parts are needed, {self.num_bins_found} were"
-            " needed by best-fit-decreasing"
-        )
+        if self.num_bins_bound > self.num_parts:
+            verdict = f"proven impossible: any assignment needs at least {self.num_bins_bound} parts"
+        elif self.proven:
+            verdict = "proven impossible: in any assignment some part exceeds a capacity"
+        else:
+            verdict = (
+                f"not proven impossible: at least {self.num_bins_bound} parts are needed, {self.num_bins_found} were"
+                " needed by best-fit-decreasing"
+            )
         return (
             f"no assignment to {self.num_parts} parts within the capacities was found ({verdict}); "
             "use more parts or a larger capacity"

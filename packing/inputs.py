@@ -63,6 +63,8 @@ def _check_range(matrix: IntArray, name: str) -> None:
     if matrix.min() < 0:
         index, column = (int(place) for place in np.argwhere(matrix < 0)[0])
         raise NegativeSizeError(name, index, column, int(matrix[index, column]))
+    if int(matrix.max()) <= MAX_TOTAL // matrix.shape[0]:
+        return  # no column can reach the limit
     worst = max(column_totals(matrix))
     if worst > MAX_TOTAL:
         raise SizeOverflowError(f"the sum of {name}", worst, MAX_TOTAL)
@@ -97,7 +99,7 @@ def as_capacity(capacity: int | Sequence[int] | IntArray, num_columns: int) -> I
 
 def check_items_fit(sizes: IntArray, capacity: IntArray) -> None:
     """Raise `ItemTooLargeError` for the first item above a capacity: never dropped, never cut."""
-    if sizes.size and (sizes > capacity).any():
+    if any((sizes[:, column] > limit).any() for column, limit in enumerate(capacity)):
         index, column = (int(place) for place in np.argwhere(sizes > capacity)[0])
         raise ItemTooLargeError(index, int(sizes[index, column]), int(capacity[column]), column)
 
@@ -105,6 +107,8 @@ def check_items_fit(sizes: IntArray, capacity: IntArray) -> None:
 def as_weights(weights: npt.ArrayLike) -> IntArray:
     """int64 [n, S], with a total over items and stages within the exact range."""
     matrix = as_matrix(weights, "weights")
+    if matrix.size == 0 or int(matrix.max()) <= MAX_TOTAL // matrix.size:
+        return matrix  # no sum can reach the limit
     total = sum(column_totals(matrix))
     if total > MAX_TOTAL:
         raise SizeOverflowError("the sum of weights over all stages", total, MAX_TOTAL)

@@ -78,11 +78,6 @@ class PartitionProblem:
         """The sizes alone, to be packed into at most k bins."""
         return PackProblem(sizes=self.sizes, capacity=self.capacity, lower_bound=0, enough=self.num_parts)
 
-    def decreasing(self) -> IntArray:
-        """Item order: largest stage weight first, then largest sum, then index."""
-        peak = self.weights.max(axis=1)
-        return np.lexsort((-self.weights.sum(axis=1), -peak))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GridProblem:

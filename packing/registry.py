@@ -10,11 +10,23 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from packing.errors import PackingError
+from packing.grids.auto import auto as grid_auto
+from packing.grids.level_fill import level_fill
+from packing.grids.ranks_first import ranks_first
 from packing.inputs import PartArray
 from packing.packers.best_fit import best_fit_decreasing
+from packing.packers.exact import exact as exact_packing
+from packing.packers.exact_fill import exact_fill
+from packing.packers.first_fit import first_fit, first_fit_decreasing
 from packing.packers.next_fit import next_fit
+from packing.packers.pattern_fill import pattern_fill
+from packing.packers.portfolio import pack_auto
+from packing.partitioners.auto import auto as partition_auto
+from packing.partitioners.exact import exact as exact_partition
+from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt import lpt
-from packing.partitioners.refine import lpt_refined
+from packing.partitioners.lpt_refined import lpt_refined
+from packing.partitioners.multifit import multifit
 from packing.problem import GridProblem, PackProblem, PartitionProblem
 
 Packer = Callable[[PackProblem], tuple[PartArray, int]]
@@ -23,10 +35,33 @@ GridPlacer = Callable[[GridProblem], PartArray | None]
 _Algorithm = TypeVar("_Algorithm")
 
 PACKERS: Mapping[str, Packer] = MappingProxyType(
-    {"best_fit_decreasing": best_fit_decreasing, "next_fit": next_fit},
+    {
+        "auto": pack_auto,
+        "best_fit_decreasing": best_fit_decreasing,
+        "exact": exact_packing,
+        "exact_fill": exact_fill,
+        "first_fit": first_fit,
+        "first_fit_decreasing": first_fit_decreasing,
+        "next_fit": next_fit,
+        "pattern_fill": pattern_fill,
+    }
 )
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType(
-    {"lpt": lpt, "lpt_refined": lpt_refined},
+    {
+        "auto": partition_auto,
+        "exact": exact_partition,
+        "karmarkar_karp": karmarkar_karp,
+        "lpt": lpt,
+        "lpt_refined": lpt_refined,
+        "multifit": multifit,
+    }
+)
+GRID_PLACERS: Mapping[str, GridPlacer] = MappingProxyType(
+    {
+        "auto": grid_auto,
+        "level_fill": level_fill,
+        "ranks_first": ranks_first,
+    }
 )
 
 

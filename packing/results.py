@@ -74,6 +74,62 @@ class PartitionResult:
         _freeze_arrays(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GridResult:
+    """n items on R ranks x M slots under S stage costs.
+
+    Attributes:
+        rank_of, slot_of: int32 [n], where each item goes.
+        load: int64 [R, M, S], summed weight of each cell and stage.
+        makespan: the objective: with "per_rank" the largest over ranks and stages of the sum over slots, with
+            "per_slot" the sum over slots of the largest over ranks and stages.
+        lower_bound: no assignment has a smaller objective than this.
+        gap: makespan / lower_bound - 1; 0 is proven optimal.
+        algorithm: name of the algorithm that produced it.
+        objective: "per_rank" or "per_slot".
+    """
+
+    rank_of: PartArray
+    slot_of: PartArray
+    load: IntArray
+    makespan: int
+    lower_bound: int
+    gap: float
+    algorithm: str
+    objective: str
+
+    def __post_init__(self) -> None:
+        _freeze_arrays(self)
+
+    @property
+    def cell_of(self) -> PartArray:
+        """int32 [n], rank * M + slot."""
+        return self.rank_of * np.int32(self.load.shape[1]) + self.slot_of
+
+    @property
+    def rank_ratio(self) -> float:
+        """Largest total of a rank, over ranks and stages, by the mean rank of the busiest stage.
+
+        What an uneven grid costs ranks that meet once a step: 1 is even, and so is a grid without weight.
+        """
+        mean = self._mean_total()
+        return int(self.load.sum(axis=1).max()) / mean if mean else 1.0
+
+    @property
+    def sync_ratio(self) -> float:
+        """Sum over slots of the slowest rank, over ranks and stages, by the mean rank of the busiest stage.
+
+        What an uneven grid costs ranks that meet in every slot; at least `rank_ratio`.
+        """
+        mean = self._mean_total()
+        return int(self.load.max(axis=(0, 2)).sum()) / mean if mean else 1.0
+
+    def _mean_total(self) -> float:
+        """Mean over ranks of their totals in the stage with the largest total."""
+        total = int(self.load.sum(axis=(0, 1)).max())
+        return total / int(self.load.shape[0])
+
+
 def stop_at(lower_bound: int, target_gap: float) -> int:
     """Value at which a search may stop.
 

@@ -5,8 +5,11 @@
 At most 11/9 OPT + 6/9 bins in one dimension (Dósa and Sgall's tight bound for the decreasing rules); on real lengths
 within a few hundredths of a percent of the bound. Price: reorders items.
 
-One dimension: counting sort, then a bitset over residual capacities, O(n + capacity) plus a few words per item; ties
-go to the bin touched last. Several dimensions, or a capacity too large for a table: packing/packers/vector_fit.py.
+One dimension goes by runs: all items of one size, and all bins with the same free space that follow each other in the
+order of the rule, are handled in one step, because a bin with free space r takes r // size items in a row before
+another becomes the fullest. O(n + capacity) plus a few word reads per run, and exactly the bins that the rule
+gives item by item; ties go to the bin touched last. Several dimensions, or a capacity too large for a table:
+packing/packers/vector_fit.py.
 """
 
 import numpy as np
@@ -16,59 +19,81 @@ from packing.bitset import find_at_least, insert, level_starts, remove
 from packing.inputs import IntArray, PartArray
 from packing.packers.vector_fit import best_fit_vector
 from packing.problem import PackProblem
-
-_MAX_SCALAR_CAPACITY = 2**22  # tables of the scalar route: 16 bytes for each unit of capacity
+from packing.size_classes import count_sizes, first_places, hand_out, table_pays
 
 
 def best_fit_decreasing(problem: PackProblem) -> tuple[PartArray, int]:
     """(bin_of int32 [n], number of bins)."""
     sizes, capacity = problem.sizes, problem.capacity
-    limit = int(capacity[0])
-    if sizes.shape[1] == 1 and limit <= min(_MAX_SCALAR_CAPACITY, 4096 + 64 * sizes.shape[0]):
-        bin_of, num_bins = _best_fit_scalar(sizes[:, 0].copy(), limit)
+    if sizes.shape[1] == 1 and table_pays(int(capacity[0]), problem.num_items):
+        bin_of, num_bins = _best_fit_scalar(sizes.reshape(-1), int(capacity[0]))
         return bin_of, int(num_bins)
     return best_fit_vector(sizes, capacity)
 
 
+# A run is a row (last bin, number of bins, step, run below): bins last, last - step, last - 2 * step, ... have the same
+# free space and were touched in the opposite order. `top[r]` is the run touched last among those with free space r.
+_LAST, _COUNT, _STEP, _BELOW = 0, 1, 2, 3
+
+
 @jit_inner
-def _decreasing(sizes: IntArray, capacity: int) -> IntArray:
-    """Stable order of decreasing size, by counting."""
-    starts = np.zeros(capacity + 2, np.int64)
-    for item in range(sizes.shape[0]):
-        starts[capacity - sizes[item] + 1] += 1
-    for key in range(capacity + 1):
-        starts[key + 1] += starts[key]
-    order = np.empty(sizes.shape[0], np.int64)
-    for item in range(sizes.shape[0]):
-        key = capacity - sizes[item]
-        order[starts[key]] = item
-        starts[key] += 1
-    return order
+def _push(  # noqa: PLR0917  kernels take flat arguments
+    runs: IntArray, row: int, top: IntArray, free: int, last: int, count: int, step: int
+) -> bool:
+    """Lay a run on the stack of its free space; True when the stack was empty."""
+    was_empty = top[free] < 0
+    runs[row, _LAST] = last
+    runs[row, _COUNT] = count
+    runs[row, _STEP] = step
+    runs[row, _BELOW] = top[free]
+    top[free] = row
+    return bool(was_empty)
 
 
 @jit
 def _best_fit_scalar(sizes: IntArray, capacity: int) -> tuple[PartArray, int]:
-    num_items = sizes.shape[0]
+    count = count_sizes(sizes, capacity)
     starts = level_starts(capacity + 1)
-    words = np.zeros(starts[-1], np.int64)
-    newest = np.full(capacity + 1, -1, np.int32)  # residual -> bin touched last; `below` links the others
-    below = np.empty(num_items, np.int32)
-    bin_of = np.empty(num_items, np.int32)
-    num_bins = 0
-    for item in _decreasing(sizes, capacity):
-        residual = find_at_least(words, starts, sizes[item])
-        if residual < 0:
-            index, residual = num_bins, capacity
-            num_bins += 1
-        else:
-            index = newest[residual]
-            newest[residual] = below[index]
-            if newest[residual] < 0:
-                remove(words, starts, residual)
-        bin_of[item] = index
-        residual -= sizes[item]
-        if newest[residual] < 0:
-            insert(words, starts, residual)
-        below[index] = newest[residual]
-        newest[residual] = index
-    return bin_of, num_bins
+    words = np.zeros(starts[-1], np.int64)  # the set of free spaces that some bin has
+    top = np.empty(capacity + 1, np.int64)
+    for free in range(capacity + 1):
+        top[free] = -1
+    runs = np.empty((sizes.shape[0], 4), np.int64)  # every run holds a bin and every bin an item
+    bin_at = np.empty(sizes.shape[0], np.int32)
+    num_runs = num_bins = position = 0
+    for size in range(capacity, -1, -1):
+        left = count[size]
+        while left > 0:
+            free = find_at_least(words, starts, size)
+            if free < 0:
+                free = capacity
+                fits = capacity // size if size > 0 else left
+                fresh = (left + fits - 1) // fits
+                _push(runs, num_runs, top, capacity, num_bins, fresh, -1)
+                insert(words, starts, capacity)
+                num_bins += fresh
+                num_runs += 1
+            row = top[free]
+            each = free // size if size > 0 else left
+            num_taken = min(runs[row, _COUNT], left // each)
+            if num_taken == 0:
+                each, num_taken = left, 1
+            last, step = runs[row, _LAST], runs[row, _STEP]
+            for turn in range(num_taken):
+                for _ in range(each):
+                    bin_at[position] = last - turn * step
+                    position += 1
+            left -= num_taken * each
+            if num_taken < runs[row, _COUNT]:
+                runs[row, _LAST] = last - num_taken * step
+                runs[row, _COUNT] -= num_taken
+                row = num_runs
+                num_runs += 1
+            else:
+                top[free] = runs[row, _BELOW]
+                if top[free] < 0:
+                    remove(words, starts, free)
+            goal = free - each * size
+            if _push(runs, row, top, goal, last - (num_taken - 1) * step, num_taken, -step):
+                insert(words, starts, goal)
+    return hand_out(sizes, first_places(count), bin_at), num_bins

@@ -2,17 +2,22 @@
 
     weights 7 6 5 4 3, 2 parts   ->   {7 4 3} {6 5}, makespan 14 (optimum 13)
 
-With one stage, free counts and no capacity at most 4/3 - 1/(3k) of the optimum (Graham 1969). With several stages a
-part's height is its largest stage load; ties go to the smaller sum, then to fewer items, then to the lower index.
+With one stage, free counts and no capacity at most 4/3 - 1/(3k) of the optimum (Graham 1969), O(n log n). With several
+stages, or a capacity, a part's height is its largest stage load, and the item looks at the whole front of a heap of
+heights, `_CANDIDATES` parts: all of them where k is at most that, else nearly the lowest ones, which is the price of
+O(n (S + d)) instead of O(n k (S + d)). Ties go to the smaller sum, then to fewer items, then to the lower index.
 Parts that would exceed a capacity or their item count are passed over, so it can fail where an assignment exists.
-Cost: O(n k (S + d)).
 """
 
 import numpy as np
 
-from packing._jit import jit
+from packing._jit import jit, jit_inner
 from packing.inputs import IntArray, PartArray
+from packing.partitioners.order import descending
 from packing.problem import PartitionProblem
+
+_CANDIDATES = 64
+_CLOSED = np.int64(2**62 + 1)  # height of a part that takes no more items; above every sum of weights
 
 
 def lpt(problem: PartitionProblem) -> PartArray | None:
@@ -20,7 +25,7 @@ def lpt(problem: PartitionProblem) -> PartArray | None:
     part_of, complete = _lpt(
         problem.values,
         problem.capacity,
-        problem.decreasing(),
+        descending(problem.weights),
         problem.num_parts,
         problem.base_count,
         problem.num_extra,
@@ -38,46 +43,103 @@ def _lpt(  # noqa: PLR0917  kernels take flat arguments
     num_extra: int,
 ) -> tuple[PartArray, bool]:
     num_items, num_values = values.shape
-    num_stages = num_values - capacity.shape[0]
     part_of = np.empty(num_items, np.int32)
     load = np.zeros((num_parts, num_values), np.int64)
     height = np.zeros(num_parts, np.int64)
-    total = np.zeros(num_parts, np.int64)
     count = np.zeros(num_parts, np.int64)
+    heap = np.zeros(num_parts, np.int64)
+    for part in range(num_parts):
+        heap[part] = part
+    window = min(num_parts, 1 if num_values == 1 else _CANDIDATES)
     for turn in range(num_items):
         item = order[turn]
-        best, best_height = -1, 0
-        for part in range(num_parts):
-            if best >= 0 and height[part] > best_height:
-                continue
-            if count[part] >= base_count and (count[part] > base_count or num_extra == 0):
-                continue
-            new_height = 0
-            for stage in range(num_stages):
-                new_height = max(new_height, load[part, stage] + values[item, stage])
-            if best >= 0:
-                if new_height > best_height:
-                    continue
-                if new_height == best_height:
-                    if total[part] > total[best]:
-                        continue
-                    if total[part] == total[best] and count[part] >= count[best]:
-                        continue
-            fits = True
-            for column in range(num_stages, num_values):
-                if values[item, column] > capacity[column - num_stages] - load[part, column]:
-                    fits = False
-            if fits:
-                best, best_height = part, new_height
-        if best < 0:
+        start, place, new_height = 0, -1, 0
+        while place < 0 and start < num_parts:  # the front of the heap, then the rest
+            stop = window if start == 0 else num_parts
+            place, new_height = _least_raised(values, capacity, load, height, count, heap, item, start, stop)
+            start = stop
+        if place < 0:
             return part_of, False
-        part_of[item] = best
-        if count[best] == base_count:
-            num_extra -= 1
-        count[best] += 1
-        height[best] = best_height
+        part = heap[place]
+        part_of[item] = part
         for column in range(num_values):
-            load[best, column] += values[item, column]
-            if column < num_stages:
-                total[best] += values[item, column]
+            load[part, column] += values[item, column]
+        count[part] += 1
+        height[part] = new_height
+        if count[part] > base_count:
+            num_extra -= 1
+            height[part] = _CLOSED
+        if count[part] == base_count and num_extra == 0:
+            height[part] = _CLOSED
+        _sift(heap, height, count, place)
+        if count[part] > base_count and num_extra == 0:
+            for other in range(num_parts):  # no second one for any part: those with their share are closed
+                if count[other] == base_count:
+                    height[other] = _CLOSED
+            for place in range(num_parts // 2, -1, -1):
+                _sift(heap, height, count, place)
     return part_of, True
+
+
+@jit_inner
+def _least_raised(  # noqa: PLR0917  kernels take flat arguments
+    values: IntArray,
+    capacity: IntArray,
+    load: IntArray,
+    height: IntArray,
+    count: IntArray,
+    heap: IntArray,
+    item: int,
+    start: int,
+    stop: int,
+) -> tuple[int, int]:
+    """(place in the heap of the part to take, its new height) among places start..stop; place is -1 for none."""
+    num_stages = values.shape[1] - capacity.shape[0]
+    best, best_height, best_sum = -1, _CLOSED, np.int64(0)
+    for place in range(start, stop):
+        part = heap[place]
+        if height[part] > best_height or height[part] == _CLOSED:
+            continue
+        new_height, new_sum = np.int64(0), np.int64(0)
+        for stage in range(num_stages):
+            new_load = load[part, stage] + values[item, stage]
+            new_height = max(new_height, new_load)
+            new_sum += new_load
+        if new_height > best_height or (
+            new_height == best_height
+            and (new_sum > best_sum or (new_sum == best_sum and not _before(part, heap[best], count)))
+        ):
+            continue
+        fits = True
+        for column in range(num_stages, values.shape[1]):
+            if values[item, column] > capacity[column - num_stages] - load[part, column]:
+                fits = False
+        if fits:
+            best, best_height, best_sum = place, new_height, new_sum
+    return best, int(best_height)
+
+
+@jit_inner
+def _before(part: int, other: int, count: IntArray) -> bool:
+    """Between equal heights: fewer items, then the lower index."""
+    return bool(count[part] < count[other] or (count[part] == count[other] and part < other))
+
+
+@jit_inner
+def _sift(heap: IntArray, height: IntArray, count: IntArray, place: int) -> None:
+    """Move the part at `place`, which may have grown, down to where it belongs."""
+    part = heap[place]
+    while True:
+        child = 2 * place + 1
+        if child >= heap.shape[0]:
+            break
+        lower = heap[child]
+        if child + 1 < heap.shape[0]:
+            other = heap[child + 1]
+            if height[other] < height[lower] or (height[other] == height[lower] and _before(other, lower, count)):
+                child, lower = child + 1, other
+        if height[part] < height[lower] or (height[part] == height[lower] and _before(part, lower, count)):
+            break
+        heap[place] = lower
+        place = child
+    heap[place] = part

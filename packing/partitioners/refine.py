@@ -1,86 +1,63 @@
-"""Moves and swaps that lower the highest part until none helps, the bound is met, or the work limit is reached.
+"""Moves and swaps that lower the highest part until none helps, `enough` is met, or the work limit is reached.
 
     {7 4 3} {6 5} of LPT   ->   swap 7 and 6   ->   {6 4 3} {7 5}, makespan 13
 
-Every accepted step puts both parts strictly below the old makespan, so a refined partition is never worse than its
-start. Capacities and equal counts hold throughout. The limit counts candidate exchanges, not time: results are the same
-on every machine.
+The highest part gives an item for one that is lighter in its largest stage by `step` or a little more, wherever that
+is: in the list of all items sorted by this stage those are neighbours. An exchange counts if both parts end at least
+`step` below the old makespan. `step` starts at half of the way to `enough` and is halved whenever no exchange is left,
+down to one, so a refined partition is never worse than its start. Capacities and equal counts hold throughout.
+
+Parts have slots for items, some of them empty: a move is a swap with an empty slot, and with equal counts a part has as
+many slots as it may hold items.
+
+Price: only one item for one, or moves into the `_LOWEST` lowest parts. The limit counts candidates, not time: results
+are the same on every machine. A step costs O(k + n / k) and its candidates, of which few are needed.
 """
 
 import numpy as np
 
 from packing._jit import jit, jit_inner
+from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray
-from packing.packers.best_fit import best_fit_decreasing
-from packing.partitioners.lpt import lpt
+from packing.partitioners.order import ascending
 from packing.problem import PartitionProblem
 
-_MIN_EXCHANGES = 2_000_000
-_EXCHANGES_PER_ITEM = 500
-
-
-def lpt_refined(problem: PartitionProblem) -> PartArray | None:
-    """LPT, then refinement; where LPT runs into a capacity, refinement of `within_capacity`. None: nothing found."""
-    start = lpt(problem)
-    if start is None:
-        start = within_capacity(problem)
-    return None if start is None else refine(problem, start)
+_MIN_CANDIDATES = 200_000
+_CANDIDATES_PER_ITEM = 60
+_ITEM_WORK = 8  # candidates that take as long as turning to another item to give,
+_TURN_WORK = 64  # and to another part
+_LOWEST = 8
+_SPAN = 128
+_SPARE_SLOTS = 2
 
 
 def refine(problem: PartitionProblem, part_of: PartArray) -> PartArray:
     """A partition with a makespan of at most that of `part_of`, which must respect capacities and counts."""
+    num_parts, values = problem.num_parts, problem.values
+    num_stages = problem.weights.shape[1]
+    order, offsets, load = group_by_bin(part_of, values, num_parts)
+    height = load[:, :num_stages].max(axis=1)
     result = part_of.copy()
+    if height.max() <= problem.enough:
+        return result
+    if problem.equal_count:
+        starts = np.arange(num_parts + 1) * (problem.base_count + (problem.num_extra > 0))
+        fewest = problem.base_count
+    else:
+        fewest = 0
+        starts = offsets + np.arange(num_parts + 1) * _SPARE_SLOTS
+    slots = np.full(starts[-1], -1)
+    slots[np.arange(order.size) + np.repeat(starts[:-1] - offsets[:-1], np.diff(offsets))] = order
+    by_weight = np.empty((2 * num_stages, order.size), np.int64)  # items, then their weights, by stage
+    for stage in range(num_stages):
+        by_weight[stage] = ascending(problem.weights[:, stage])
+        by_weight[num_stages + stage] = problem.weights[by_weight[stage], stage]
+    ranked = np.argsort(height, kind="stable")
+    work = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * problem.num_items)
     _refine(
-        problem.values,
-        problem.capacity,
-        result,
-        problem.num_parts,
-        problem.base_count,
-        problem.lower_bound,
-        max(_MIN_EXCHANGES, _EXCHANGES_PER_ITEM * problem.num_items),
+        values, problem.capacity, result, slots, starts, load, height, ranked, by_weight, fewest, problem.enough, work
     )
     return result
-
-
-def within_capacity(problem: PartitionProblem) -> PartArray | None:
-    """Best-fit-decreasing on the sizes as a partition: found whenever that packing needs at most k bins.
-
-    With equal counts the bins are evened out afterwards, which can fail (None) although a solution exists.
-    """
-    part_of, num_bins = best_fit_decreasing(problem.packing())
-    if num_bins > problem.num_parts:
-        return None
-    return _even_out(problem, part_of) if problem.equal_count else part_of
-
-
-def _even_out(problem: PartitionProblem, part_of: PartArray) -> PartArray | None:
-    """Move items from the fullest part (by count) to the emptiest that takes one, until counts differ by one."""
-    sizes, capacity = problem.sizes, problem.capacity
-    part_of = part_of.copy()
-    count = np.bincount(part_of, minlength=problem.num_parts)
-    used = np.zeros((problem.num_parts, sizes.shape[1]), np.int64)
-    np.add.at(used, part_of, sizes)
-    while count.max() - count.min() > 1:
-        for item, goal in _count_moves(part_of, count):
-            if (sizes[item] <= capacity - used[goal]).all():
-                break
-        else:
-            return None
-        source = part_of[item]
-        used[source] -= sizes[item]
-        used[goal] += sizes[item]
-        count[source] -= 1
-        count[goal] += 1
-        part_of[item] = goal
-    return part_of
-
-
-def _count_moves(part_of: PartArray, count: IntArray) -> list[tuple[int, int]]:
-    """(item, goal) pairs that even out counts: from one of the fullest parts to one that holds at least two fewer."""
-    most = count.max()
-    goals = [int(part) for part in np.argsort(count, kind="stable") if count[part] <= most - 2]
-    items = np.flatnonzero(count[part_of] == most)
-    return [(int(item), goal) for goal in goals for item in items]
 
 
 @jit
@@ -88,161 +65,176 @@ def _refine(  # noqa: PLR0917  kernels take flat arguments
     values: IntArray,
     capacity: IntArray,
     part_of: PartArray,
-    num_parts: int,
-    base_count: int,
-    lower_bound: int,
-    max_exchanges: int,
+    slots: IntArray,
+    starts: IntArray,
+    load: IntArray,
+    height: IntArray,
+    ranked: IntArray,
+    by_weight: IntArray,
+    fewest: int,
+    enough: int,
+    work: int,
 ) -> None:
-    num_items, num_values = values.shape
+    """Exchange items in place: in `part_of`, and between `slots` (item or -1).
+
+    starts [k + 1]: part p has slots starts[p]..starts[p + 1]; load [k, S + d]; height [k]; ranked [k]: parts by height;
+    by_weight [2 S, n]: items, then weights, sorted by each stage; fewest: items below which no part may fall.
+    """
+    num_parts, num_values = load.shape
     num_stages = num_values - capacity.shape[0]
-    load = np.zeros((num_parts, num_values), np.int64)
-    height = np.zeros(num_parts, np.int64)
-    count = np.zeros(num_parts, np.int64)
-    # The items of a part are a doubly linked list: rows are next item, previous item, first item (by part).
-    links = np.full((3, max(num_items, num_parts)), -1, np.int64)
-    for item in range(num_items):
-        part = int(part_of[item])  # not int32, so that helpers compile once
-        _add(values, load, links, part, item)
-        count[part] += 1
-    for part in range(num_parts):
-        height[part] = _height(load, num_stages, part)
-    tried = np.full(num_parts, -1, np.int64)
-    turn = 0
-    while max_exchanges > 0:
-        turn += 1
-        high = _highest(height)
-        makespan = height[high]
-        if makespan <= lower_bound:
+    least = np.zeros(num_stages, np.int64)  # at most the smallest load in each stage
+    last = num_parts - 1
+    step = height[ranked[last]]
+    while work > 0:
+        high = ranked[last]
+        if height[high] <= enough:
             return
-        give, take, low = -1, -1, high
-        tried[high] = turn
-        while give < 0 and max_exchanges > 0:
-            low = _lowest_untried(height, tried, turn)
-            if low < 0 or (num_stages == 1 and height[low] >= makespan):
+        step = min(step, (height[high] - enough + 1) // 2)
+        give, take, low, seen = _find_exchange(
+            values, capacity, part_of, slots, starts, load, ranked, by_weight, least, high, step, fewest
+        )
+        work -= seen + _TURN_WORK
+        if low < 0:
+            if step <= 1:
                 return
-            tried[low] = turn
-            may_move = base_count >= num_items or count[high] - count[low] == 1
-            give, take, seen = _best_exchange(values, capacity, load, links, high, low, makespan, lower_bound, may_move)
-            max_exchanges -= seen
-        if give >= 0:
-            _remove(values, load, links, high, give)
-            _add(values, load, links, low, give)
-            part_of[give] = low
-            if take >= 0:
-                _remove(values, load, links, low, take)
-                _add(values, load, links, high, take)
-                part_of[take] = high
-            else:
-                count[high] -= 1
-                count[low] += 1
-            height[high] = _height(load, num_stages, high)
-            height[low] = _height(load, num_stages, low)
+            step //= 2
+            for stage in range(num_stages):
+                least[stage] = load[0, stage]
+                for part in range(num_parts):
+                    least[stage] = min(least[stage], load[part, stage])
+            continue
+        place = starts[low]
+        while slots[place] != take:
+            place += 1
+        slots[place] = slots[give]
+        part_of[slots[give]] = low
+        for column in range(num_values):
+            change = values[slots[give], column] - (values[take, column] if take >= 0 else 0)
+            load[high, column] -= change
+            load[low, column] += change
+            if column < num_stages:
+                lighter = min(load[high, column], load[low, column])
+                least[column] = min(least[column], lighter)
+        slots[give] = take
+        if take >= 0:
+            part_of[take] = high
+        for part in (low, high):
+            stop = last if part == low else num_parts  # the highest one is last until its turn comes
+            place = _first_at_least(ranked, height, height[part], -1, stop)
+            while ranked[place] != part:
+                place += 1
+            _settle(ranked, height, place, _height(load, num_stages, part), stop)
 
 
 @jit_inner
 def _height(load: IntArray, num_stages: int, part: int) -> int:
-    height = 0
-    for stage in range(num_stages):
+    height = load[part, 0]
+    for stage in range(1, num_stages):
         height = max(height, load[part, stage])
-    return height
+    return int(height)
 
 
 @jit_inner
-def _add(values: IntArray, load: IntArray, links: IntArray, part: int, item: int) -> None:
-    first = links[2, part]
-    links[0, item] = first
-    links[1, item] = -1
-    if first >= 0:
-        links[1, first] = item
-    links[2, part] = item
-    for column in range(values.shape[1]):
-        load[part, column] += values[item, column]
+def _first_at_least(ranked: IntArray, height: IntArray, value: int, hole: int, stop: int) -> int:
+    """First place in the ascending list ranked[:stop], without the one at `hole`, of a part at least `value` high."""
+    left, right = 0, stop - (hole >= 0)
+    while left < right:
+        middle = (left + right) // 2
+        if height[ranked[middle + (0 <= hole <= middle)]] < value:
+            left = middle + 1
+        else:
+            right = middle
+    return left
 
 
 @jit_inner
-def _remove(values: IntArray, load: IntArray, links: IntArray, part: int, item: int) -> None:
-    after, prior = links[0, item], links[1, item]
-    if prior >= 0:
-        links[0, prior] = after
-    else:
-        links[2, part] = after
-    if after >= 0:
-        links[1, after] = prior
-    for column in range(values.shape[1]):
-        load[part, column] -= values[item, column]
+def _settle(ranked: IntArray, height: IntArray, place: int, new_height: int, stop: int) -> None:
+    """Move the part at `place` of the ascending list ranked[:stop] to where its new height belongs."""
+    part = ranked[place]
+    goal = _first_at_least(ranked, height, new_height, place, stop)
+    for index in range(place, goal):
+        ranked[index] = ranked[index + 1]
+    for index in range(place, goal, -1):
+        ranked[index] = ranked[index - 1]
+    ranked[goal] = part
+    height[part] = new_height
 
 
 @jit_inner
-def _highest(height: IntArray) -> int:
-    best = 0
-    for part in range(height.shape[0]):
-        if height[part] > height[best]:
-            best = part
-    return best
-
-
-@jit_inner
-def _lowest_untried(height: IntArray, tried: IntArray, turn: int) -> int:
-    """The lowest part that was not tried in this turn, or -1."""
-    best = -1
-    for part in range(height.shape[0]):
-        if tried[part] != turn and (best < 0 or height[part] < height[best]):
-            best = part
-    return best
-
-
-@jit_inner
-def _best_exchange(  # noqa: PLR0917  kernels take flat arguments
+def _find_exchange(  # noqa: PLR0917  kernels take flat arguments
     values: IntArray,
     capacity: IntArray,
+    part_of: PartArray,
+    slots: IntArray,
+    starts: IntArray,
     load: IntArray,
-    links: IntArray,
+    ranked: IntArray,
+    by_weight: IntArray,
+    least: IntArray,
     high: int,
-    low: int,
-    makespan: int,
-    lower_bound: int,
-    may_move: bool,
-) -> tuple[int, int, int]:
-    """(item to give, item to take or -1 for a move, candidates seen); give is -1 when nothing lowers the pair.
+    step: int,
+    fewest: int,
+) -> tuple[int, int, int, int]:
+    """(slot to give, item to take or -1 for a move, part to give to or -1 when none, candidates seen).
 
-    Takes the first exchange that gains at least half of what the pair can gain, else the best.
+    Both parts end at least `step` below the height of `high`.
     """
-    num_stages = values.shape[1] - capacity.shape[0]
-    ideal = lower_bound
-    for stage in range(num_stages):
-        ideal = max(ideal, (load[high, stage] + load[low, stage] + 1) // 2)
-    enough = makespan - (makespan - ideal + 1) // 2
-    best_give, best_take, best_height = -1, -1, makespan
-    seen = 0
-    give = links[2, high]
-    while give >= 0:
-        take = -1 if may_move else links[2, low]
-        while take >= 0 or may_move:
-            seen += 1
-            height = 0
-            for stage in range(num_stages):
-                change = values[give, stage] - (values[take, stage] if take >= 0 else 0)
-                height = max(height, load[high, stage] - change, load[low, stage] + change)
-            if height < best_height and _fits(values, capacity, load, high, low, give, take):
-                best_give, best_take, best_height = give, take, height
-                if height <= enough:
-                    return best_give, best_take, seen
-            take = links[2, low] if take < 0 else links[0, take]
-            if take < 0:
-                break
-        give = links[0, give]
-    return best_give, best_take, seen
+    num_parts, num_values = load.shape
+    num_stages = num_values - capacity.shape[0]
+    stage = 0  # the one in which it is highest
+    for other in range(1, num_stages):
+        if load[high, other] > load[high, stage]:
+            stage = other
+    limit = load[high, stage] - step
+    room = limit - least[stage]  # the exchange takes at least `step` and at most this much off the stage
+    weights, seen, count = by_weight[num_stages + stage], 0, 0
+    for slot in range(starts[high], starts[high + 1]):
+        count += slots[slot] >= 0
+    for slot in range(starts[high], starts[high + 1]):
+        give = slots[slot]
+        if give < 0 or values[give, stage] < step:
+            continue
+        weight = values[give, stage]
+        if weight <= room and count > fewest:
+            for place in range(min(_LOWEST, num_parts - 1)):
+                low = ranked[place]
+                if _possible(values, capacity, load, high, low, give, -1, limit):
+                    for empty in range(starts[low + 1] - 1, starts[low] - 1, -1):
+                        if slots[empty] < 0:
+                            return slot, -1, low, seen
+        left, right = 0, weights.shape[0]  # the first item heavier than weight - step
+        while left < right:
+            middle = (left + right) // 2
+            if weights[middle] <= weight - step:
+                left = middle + 1
+            else:
+                right = middle
+        place, first = left - 1, max(0, left - _SPAN) if step > 1 else 0
+        while place >= first and weights[place] >= weight - room:
+            take = by_weight[stage, place]
+            low = int(part_of[take])
+            # The first condition fails most often and costs least.
+            if (
+                load[low, stage] + weight - weights[place] <= limit
+                and low != high
+                and _possible(values, capacity, load, high, low, give, take, limit)
+            ):
+                return slot, take, low, seen + left - place
+            place -= 1
+        seen += left - place + _ITEM_WORK
+    return -1, -1, -1, seen
 
 
 @jit_inner
-def _fits(  # noqa: PLR0917  kernels take flat arguments
-    values: IntArray, capacity: IntArray, load: IntArray, high: int, low: int, give: int, take: int
+def _possible(  # noqa: PLR0917  kernels take flat arguments
+    values: IntArray, capacity: IntArray, load: IntArray, high: int, low: int, give: int, take: int, limit: int
 ) -> bool:
-    """Whether both parts stay within capacity after `high` gives an item to `low` and takes one (or none)."""
-    num_stages = values.shape[1] - capacity.shape[0]
-    for column in range(num_stages, values.shape[1]):
+    """Whether both parts stay within all limits after `high` gives an item to `low` and takes one (-1: none)."""
+    num_values = values.shape[1]
+    num_stages = num_values - capacity.shape[0]
+    for column in range(num_values):
         change = values[give, column] - (values[take, column] if take >= 0 else 0)
-        limit = capacity[column - num_stages]
-        if change > limit - load[low, column] or -change > limit - load[high, column]:
+        most = limit if column < num_stages else capacity[column - num_stages]
+        if change > most - load[low, column] or -change > most - load[high, column]:
             return False
     return True

@@ -199,12 +199,12 @@ def test_where_lpt_would_be_slower_sequential_is_kept_and_said(monkeypatch, plan
 
 
 def test_where_lpt_finds_no_room_but_the_order_fits_the_order_is_kept(plan, counts_of) -> None:
-    """[7 3 2] and [6 2 4] fill two cells of 12 to the last token; best fit decreasing needs three."""
+    """Three cells of 26 are filled to the last token; best fit decreasing needs four, balanced sizes do not fit."""
     encoder_only = CostModel(
         stages=tuple(StageCost(forward=terms, backward=terms) for terms in (StageTerms(per_patch_ns=1.0), StageTerms()))
     )
-    counts = counts_of([7, 3, 2, 6, 2, 4], patches=[10, 18, 4, 10, 2, 15])
-    made = plan(counts, tokens=12, num_microbatches=2, cost_model=encoder_only)
+    tokens = [9, 5, 12, 12, 13, 1, 6, 16, 4]
+    made = plan(counts_of(tokens, patches=tokens[::-1]), tokens=26, num_microbatches=3, cost_model=encoder_only)
     assert made.policy_used == "sequential"
     assert made.note == "kept sequential: lpt found no room in its micro-batches"
 

@@ -1,10 +1,121 @@
-"""Exact answers by exhaustive search for small inputs: the oracle that heuristics and bounds are held against."""
+"""What all tests of `packing` share: the oracle, the invariants of results, and the algorithms to run them over.
 
+- Exact answers by exhaustive search for small inputs, written as plainly as possible.
+- `check_packing` and `check_partition`: what holds for every result of every algorithm.
+- A test with an argument `packer`, `partitioner` or `grid_placer` runs for every name in the registry. `most_items`
+  says how many items the algorithm takes: it is asked once with many items, and one that refuses them has to say how
+  many it takes. Nothing else exempts an algorithm from a test.
+"""
+
+import functools
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from packing import PackingError, PackResult, PartitionResult, pack, registry
+from packing.inputs import MAX_ITEMS
+
 Row = Sequence[int]
+
+REGISTRY: dict[str, list[str]] = {
+    "packer": sorted(registry.PACKERS),
+    "partitioner": sorted(registry.PARTITIONERS),
+    "grid_placer": sorted(getattr(registry, "GRID_PLACERS", {})),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for kind, names in REGISTRY.items():
+        if kind in metafunc.fixturenames:
+            metafunc.parametrize(kind, names)
+
+
+@functools.cache
+def _most_items(run: Callable[..., Any], algorithm: str) -> int:
+    """Items that an algorithm of `pack` or `partition` takes, `MAX_ITEMS` where it has no limit of its own."""
+    needs = {"capacity": 1} if run is pack else {"num_parts": 3}
+    try:
+        run(np.ones(5000, np.int64), algorithm=algorithm, **needs)
+    except PackingError as refusal:
+        stated = re.search(r"takes at most (\d+) items, not 5000; choose another algorithm", str(refusal))
+        if stated is None:
+            raise
+        return int(stated[1])
+    return MAX_ITEMS
+
+
+@pytest.fixture(scope="session")
+def most_items() -> Callable[[Callable[..., Any], str], int]:
+    return _most_items
+
+
+def _check_packing(result: PackResult, sizes: npt.ArrayLike, capacity: int | Sequence[int]) -> None:
+    """Each item in one bin, every view consistent, no capacity exceeded, no empty bin, arrays read-only."""
+    limits = np.atleast_1d(np.asarray(capacity, np.int64))
+    table = np.asarray(sizes, np.int64).reshape(-1, len(limits))
+    assert result.bin_of.shape == (len(table),)
+    assert result.load.shape == (result.num_bins, len(limits))
+    assert sorted(result.order.tolist()) == list(range(len(table)))
+    assert result.offsets[0] == 0
+    assert result.offsets[-1] == len(table)
+    for index in range(result.num_bins):
+        items = result.items(index)
+        assert len(items) > 0
+        assert (np.diff(items) > 0).all()
+        assert (result.bin_of[items] == index).all()
+        assert (result.load[index] == table[items].sum(axis=0)).all()
+    assert (result.load <= limits).all()
+    assert result.lower_bound <= result.num_bins
+    assert result.gap == (result.num_bins / result.lower_bound - 1 if len(table) else 0)
+    assert [array.dtype for array in (result.bin_of, result.load, result.order)] == [np.int32, np.int64, np.int64]
+    for array in (result.bin_of, result.load, result.order, result.offsets, result.fill):
+        assert not array.flags.writeable
+
+
+@pytest.fixture(scope="session")
+def check_packing() -> Callable[..., None]:
+    return _check_packing
+
+
+def _check_partition(
+    result: PartitionResult,
+    weights: npt.ArrayLike,
+    num_parts: int,
+    *,
+    equal_count: bool = False,
+    sizes: npt.ArrayLike | None = None,
+    capacity: int | Sequence[int] = (),
+) -> None:
+    """Each item in one part, loads are sums, capacities and counts hold, the bound is one, arrays read-only."""
+    num_items = len(result.part_of)
+    table = np.asarray(weights, np.int64).reshape(num_items, -1 if num_items else result.load.shape[1])
+    assert result.part_of.dtype == np.int32
+    assert result.load.shape == (num_parts, table.shape[1])
+    expected = np.zeros_like(result.load)
+    np.add.at(expected, result.part_of, table)
+    assert (result.load == expected).all()
+    assert result.part_of.min(initial=0) >= 0
+    assert result.makespan == result.load.max()
+    assert result.lower_bound <= result.makespan
+    if equal_count:
+        counts = np.bincount(result.part_of, minlength=num_parts)
+        assert counts.max() - counts.min() <= 1
+    if sizes is not None:
+        limits = np.atleast_1d(np.asarray(capacity, np.int64))
+        used = np.zeros((num_parts, len(limits)), np.int64)
+        np.add.at(used, result.part_of, np.asarray(sizes, np.int64).reshape(num_items, len(limits)))
+        assert (used <= limits).all()
+    assert not result.part_of.flags.writeable
+    assert not result.load.flags.writeable
+
+
+@pytest.fixture(scope="session")
+def check_partition() -> Callable[..., None]:
+    return _check_partition
 
 
 def _assignments(num_items: int, num_parts: int) -> list[list[int]]:

@@ -85,13 +85,6 @@ def test_counts_are_integers_of_at_least_one(value: Any) -> None:
         pack([1], capacity=2, max_items_per_bin=value)
 
 
-def test_an_unknown_algorithm_lists_the_known_ones() -> None:
-    with pytest.raises(PackingError, match="unknown algorithm 'fast'; available: best_fit_decreasing, next_fit"):
-        pack([1], capacity=2, algorithm="fast")
-    with pytest.raises(PackingError, match="available: lpt, lpt_refined"):
-        partition([1], 2, algorithm="fast")
-
-
 @pytest.mark.parametrize(
     "error",
     [

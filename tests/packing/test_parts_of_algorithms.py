@@ -1,19 +1,18 @@
 """The pieces below the public functions: bitset, grouping, scores, refinement, evening out of counts, the decorator."""
 
-import logging
-from typing import Any
-
-import numba
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packing import _jit
 from packing.grouping import group_by_bin
 from packing.makespan_bounds import partition_bound
 from packing.packers.best_fit import best_fit_decreasing
-from packing.partitioners.refine import _even_out, refine
+from packing.partitioners.karmarkar_karp import karmarkar_karp
+from packing.partitioners.lpt import lpt
+from packing.partitioners.multifit import multifit
+from packing.partitioners.order import ascending, descending
+from packing.partitioners.refine import refine
+from packing.partitioners.within_capacity import _even_out
 from packing.problem import PackProblem, PartitionProblem
 from packing.scoring import score_terms, scores
 
@@ -153,36 +152,73 @@ def test_refinement_respects_a_capacity_that_forbids_the_best_exchange() -> None
 
 
 def test_counts_are_evened_out_within_the_capacity_or_given_up() -> None:
-    sizes = [[1], [1], [1], [5]]
-    start = np.array([0, 0, 0, 1], np.int32)
-    fits = problem(sizes, 2, sizes=sizes, capacity=[6], equal_count=True)
-    evened = _even_out(fits, start)
-    assert evened is not None
-    assert np.bincount(evened).tolist() == [2, 2]
-    assert _even_out(problem(sizes, 2, sizes=sizes, capacity=[5], equal_count=True), start) is None
-    assert start.tolist() == [0, 0, 0, 1]
+    sizes = np.array([[1], [1], [1], [5]], np.int64)
+    for capacity, looks, even in ((6, 100, True), (5, 100, False), (6, 0, False)):
+        part_of = np.array([0, 0, 0, 1], np.int32)
+        count, used = np.array([3, 1]), np.array([[3], [5]], np.int64)
+        done = _even_out(sizes, np.array([capacity], np.int64), part_of, count, used, looks)
+        assert done == (np.bincount(part_of).tolist() == [2, 2])
+        assert done == even or looks == 0
 
 
-def test_a_missing_cache_is_reported_once_for_all_kernels(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def without_cache(cache: bool = False, **_options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function 'f': no locator available for file 'f.py'")
-        return lambda function: function
-
-    monkeypatch.setattr(numba, "njit", without_cache)
-    monkeypatch.setattr(_jit, "_warned", False)
-    with caplog.at_level(logging.WARNING, logger="packing"):
-        assert _jit.jit(len) is len
-        assert _jit.jit(abs) is abs
-    assert [record.message.startswith("no writable cache") for record in caplog.records] == [True]
+@quick
+@given(
+    weights=st.lists(st.integers(0, 5) | st.integers(0, 2**40) | st.just(2**61), max_size=40),
+    repeat=st.sampled_from([1, 20]),
+)
+def test_packed_keys_sort_like_a_stable_argsort(weights: list[int], repeat: int) -> None:
+    values = np.array(weights * repeat, np.int64)
+    assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
+    table = np.stack([values, values[::-1]], axis=1)
+    assert descending(table).tolist() == np.argsort(-table.max(axis=1, initial=0), kind="stable").tolist()
 
 
-def test_another_failure_of_the_compiler_is_not_taken_for_a_missing_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(**_options: Any) -> Any:
-        raise RuntimeError("out of order")
+def naive_difference(groups: list[list[list[int]]], weights: list[int]) -> list[int]:
+    """Largest differencing as one would write it on a board, ties by the first item; the loads of the result."""
+    num_parts = len(groups[0])
+    partials = [sorted(group, key=lambda part: (-sum(weights[item] for item in part), part)) for group in groups]
 
-    monkeypatch.setattr(numba, "njit", broken)
-    with pytest.raises(RuntimeError, match="out of order"):
-        _jit.jit(len)
+    def spread(partial: list[list[int]]) -> int:
+        loads = [sum(weights[item] for item in part) for part in partial]
+        return max(loads) - min(loads)
+
+    while len(partials) > 1:
+        partials.sort(key=lambda partial: -spread(partial))
+        one, other, *rest = partials
+        merged = [first + second for first, second in zip(one, other[::-1], strict=True)]
+        merged.sort(key=lambda part: -sum(weights[item] for item in part))
+        partials = [merged, *rest]
+    assert len(partials[0]) == num_parts
+    return sorted(sum(weights[item] for item in part) for part in partials[0])
+
+
+def test_karmarkar_karp_equals_the_textbook_rule() -> None:
+    random = np.random.Generator(np.random.Philox(11))
+    for _ in range(40):
+        num_items, num_parts = int(random.integers(1, 40)), int(random.integers(1, 7))
+        weights = sorted({int(value) for value in random.integers(0, 2**40, num_items)}, reverse=True)
+        free = [[[item], *[[] for _ in range(num_parts - 1)]] for item in range(len(weights))]
+        found = karmarkar_karp(problem([[weight] for weight in weights], num_parts))
+        assert found is not None
+        loads = np.bincount(found, weights=weights, minlength=num_parts)
+        assert sorted(loads.astype(np.int64).tolist()) == naive_difference(free, weights)
+
+
+def test_karmarkar_karp_beats_the_worked_example_and_refuses_a_broken_capacity() -> None:
+    weights = [[8], [7], [6], [5], [4]]
+    found = karmarkar_karp(problem(weights, 2))
+    assert found is not None
+    assert group_by_bin(found, np.array(weights, np.int64), 2)[2].tolist() == [[16], [14]]
+    assert karmarkar_karp(problem(weights, 2, sizes=[[1]] * 5, capacity=[3])) is not None
+    assert karmarkar_karp(problem(weights, 2, sizes=[[1], [9], [1], [9], [1]], capacity=[10])) is None
+
+
+def test_multifit_finds_what_lpt_misses_and_is_never_worse() -> None:
+    found = multifit(problem([[7], [6], [5], [4], [3]], 2))
+    assert found is not None
+    assert sorted(np.bincount(found, weights=[7, 6, 5, 4, 3]).tolist()) == [12, 13]
+    random = np.random.Generator(np.random.Philox(12))
+    for _ in range(20):
+        instance = problem(random.integers(0, 100, (30, 2)).tolist(), 5)
+        loads = [group_by_bin(run(instance), instance.weights, 5)[2].max() for run in (multifit, lpt)]  # type: ignore[arg-type]
+        assert loads[0] <= loads[1]

@@ -1,7 +1,9 @@
 """Kernels inside workers, threads, read-only installations and without the compiler: same results everywhere."""
 
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -14,64 +16,123 @@ import numpy as np
 import pytest
 
 import packing
-from packing import grouping, pack, partition
-from packing.packers import best_fit, next_fit
-from packing.partitioners import lpt, refine
+from packing import pack, partition
 
 PACKAGE = Path(packing.__file__).parent
 
+# Answers of the public functions, and of every registered algorithm on inputs small enough for exact ones.
 REPORT = """
-import json
 import numpy as np
-from packing import pack, partition
+from packing import pack, partition, registry
+from packing.grid import partition_grid
+from packing.registry import GRID_PLACERS
 
-def report(_=None):
-    values = (np.arange(1, 241, dtype=np.int64) * 7919) % 97
-    pairs = np.stack([values, values[::-1] % 11], axis=1)
+VALUES = (np.arange(1, 241, dtype=np.int64) * 7919) % 97
+PAIRS = np.stack([VALUES, VALUES[::-1] % 11], axis=1)
+
+def report_defaults(kind=np.asarray):
+    values, pairs = kind(VALUES), kind(PAIRS)
     return [
         pack(values, capacity=128).bin_of.tolist(),
-        pack(values, capacity=128, algorithm="next_fit", num_bins_multiple=8).bin_of.tolist(),
         pack(pairs, capacity=[300, 25], max_items_per_bin=6).bin_of.tolist(),
+        pack(values, capacity=2**40).bin_of.tolist(),
+        partition(values, 64).part_of.tolist(),
         partition(pairs, 5, sizes=values, capacity=2700).part_of.tolist(),
         partition(pairs, 7, equal_count=True).part_of.tolist(),
+        partition(pairs, 7, stage_norm="sum").part_of.tolist(),
+        *grids(pairs, 5, 4, sizes=values, capacity=900),
     ]
+
+def grids(weights, num_ranks, num_slots, **options):
+    for objective in ("per_rank", "per_slot"):
+        result = partition_grid(weights, num_ranks, num_slots, objective=objective, **options)
+        yield [result.rank_of.tolist(), result.slot_of.tolist()]
+
+def report(kind=np.asarray):
+    values, pairs = kind(VALUES[:9]), kind(PAIRS[:9])
+    answers = report_defaults(kind)
+    for name in sorted(registry.PACKERS):
+        answers.append(pack(values, capacity=128, algorithm=name, num_bins_multiple=4).bin_of.tolist())
+        answers.append(pack(pairs, capacity=[300, 25], algorithm=name).bin_of.tolist())
+    for name in sorted(registry.PARTITIONERS):
+        answers.append(partition(values, 3, algorithm=name).part_of.tolist())
+        answers.append(partition(pairs, 3, algorithm=name, equal_count=True).part_of.tolist())
+        answers.append(partition(pairs, 3, algorithm=name, sizes=values, capacity=200).part_of.tolist())
+    for name in sorted(GRID_PLACERS):
+        answers.extend(grids(pairs, 2, 2, algorithm=name))
+    return answers
 """
+
+REPORT_HERE = REPORT + "\nimport json\nprint(json.dumps(report()))"
+
+# One packer: two kernels to compile.
+REPORT_SHORT = (
+    REPORT
+    + """
+import json
+print(json.dumps(pack(VALUES, capacity=128, algorithm="next_fit").bin_of.tolist()))
+"""
+)
 
 WORKERS = (
     REPORT
     + """
-import multiprocessing, sys
+import json, multiprocessing, sys
+
+def work(_):
+    return report()
 
 if __name__ == "__main__":
     expected = report()
     num_workers = int(sys.argv[2])
     with multiprocessing.get_context(sys.argv[1]).Pool(num_workers) as pool:
-        answers = pool.map(report, range(num_workers), chunksize=1)
+        answers = pool.map(work, range(num_workers), chunksize=1)
     print(json.dumps([answer == expected for answer in answers]))
 """
 )
 
 
 def report_here() -> Any:
+    return report_scope()["report"]()
+
+
+def report_scope() -> dict[str, Any]:
     scope: dict[str, Any] = {}
     exec(REPORT, scope)
-    return scope["report"]()
+    return scope
 
 
-def run(script: str, folder: Path, *args: str, package: Path = PACKAGE.parent, **environment: str) -> tuple[Any, str]:
-    """Run `script` in a fresh interpreter; (its JSON answer, stderr)."""
+def next_fit_here() -> list[int]:
+    return pack(report_scope()["VALUES"], capacity=128, algorithm="next_fit").bin_of.tolist()
+
+
+def start(
+    script: str, folder: Path, *args: str, package: Path = PACKAGE.parent, **environment: str
+) -> subprocess.Popen[str]:
+    """A fresh interpreter that runs `script`."""
     path = folder / "script.py"
     path.write_text(script, encoding="utf-8")
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-W", "error", str(path), *args],
         env={**os.environ, "PYTHONPATH": str(package), **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[Any, str]:
+    """(JSON answer of the script, its stderr)."""
+    try:
+        answer, errors = process.communicate(timeout=250)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return json.loads(answer), errors
+
+
+def run(script: str, folder: Path, *args: str, **environment: Any) -> tuple[Any, str]:
+    return finish(start(script, folder, *args, **environment))
 
 
 @pytest.mark.parametrize(("method", "num_workers"), [("fork", 4), ("spawn", 2), ("forkserver", 2)])
@@ -85,19 +146,20 @@ def test_workers_of_every_start_method_call_the_kernels_after_the_parent_did_pk_
 def test_no_kernel_runs_in_parallel() -> None:
     if numba.config.DISABLE_JIT:
         pytest.skip("kernels are plain functions without the compiler")
-    kernels = {
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(packing.__path__, "packing.")]
+    options = {
         f"{module.__name__}.{name}": value.targetoptions
-        for module in (best_fit, grouping, lpt, next_fit, refine)
+        for module in modules
         for name, value in vars(module).items()
         if hasattr(value, "targetoptions")
     }
-    assert len(kernels) >= 6
-    assert all(not options.get("parallel") and options.get("nogil") for options in kernels.values())
-    assert all(not options.get("fastmath") for options in kernels.values())
+    assert len(options) >= 20
+    assert all(not given.get("parallel") and given.get("nogil") for given in options.values())
+    assert all(not given.get("fastmath") for given in options.values())
 
 
-def test_without_the_compiler_the_results_are_the_same_pk_13(tmp_path: Path) -> None:
-    answer, errors = run(REPORT + "\nprint(json.dumps(report()))", tmp_path, NUMBA_DISABLE_JIT="1")
+def test_without_the_compiler_every_algorithm_gives_the_same_results_pk_13(tmp_path: Path) -> None:
+    answer, errors = run(REPORT_HERE, tmp_path, NUMBA_DISABLE_JIT="1")
     assert answer == report_here()
     assert errors == ""
 
@@ -108,8 +170,8 @@ def test_a_read_only_installation_without_a_home_works_and_warns_once_pk_13(tmp_
     # Root ignores permissions, so the cache folder is blocked by a file of its name, and the home is no folder.
     (installed / "packing" / "__pycache__").write_text("", encoding="utf-8")
     environment = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": "", "NUMBA_DISABLE_JIT": "0"}
-    answer, errors = run(REPORT + "\nprint(json.dumps(report()))", tmp_path, package=installed, **environment)
-    assert answer == report_here()
+    answer, errors = run(REPORT_SHORT, tmp_path, package=installed, **environment)
+    assert answer == next_fit_here()
     assert errors.count("no writable cache for compiled kernels") == 1
     assert "Set NUMBA_CACHE_DIR to a writable folder" in errors
 
@@ -128,9 +190,74 @@ def test_threads_at_once_get_the_results_of_one_thread() -> None:
 def test_importing_packing_compiles_nothing_and_imports_no_torch(tmp_path: Path) -> None:
     script = """
 import json, sys
-import packing.packers.best_fit, packing.partitioners.refine
-kernels = [packing.packers.best_fit._best_fit_scalar, packing.partitioners.refine._refine]
-print(json.dumps([[len(getattr(kernel, "signatures", ())) for kernel in kernels], "torch" in sys.modules]))
+import packing
+from packing._kernel_cache import counts
+modules = [module for name, module in sys.modules.items() if name.startswith("packing.")]
+kernels = [value for module in modules for value in vars(module).values() if hasattr(value, "signatures")]
+print(json.dumps([sum(len(kernel.signatures) for kernel in kernels), counts, "torch" in sys.modules]))
 """
     answer, _ = run(script, tmp_path)
-    assert answer == [[0, 0], False]
+    assert answer == [0, {}, False]
+
+
+def test_after_warm_up_no_input_compiles_and_every_kernel_has_one_signature_pk_14(tmp_path: Path) -> None:
+    """Kernels of two signatures cost a second compilation, in the middle of training."""
+    if numba.config.DISABLE_JIT:
+        pytest.skip("nothing is compiled")
+    script = (
+        REPORT
+        + """
+import json, logging, sys
+from packing.warm_up import warm_up
+from packing._kernel_cache import KernelCache
+
+def read_only(array):
+    array = array.copy()
+    array.setflags(write=False)
+    return array
+
+logging.basicConfig(level=logging.INFO)
+def signatures():
+    modules = [module for name, module in sys.modules.items() if name.startswith("packing.")]
+    return {
+        f"{value.__module__}.{value.__name__}": len(value.signatures)
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(getattr(value, "_cache", None), KernelCache)
+    }
+
+seconds = [warm_up(grid=True, every_algorithm=True) for _ in range(2)]
+before = signatures()
+expected = report()
+kinds = [
+    lambda array: array.tolist(),
+    lambda array: array.astype(np.int32),
+    lambda array: array.astype(np.uint16),
+    lambda array: np.repeat(array, 2, axis=0)[::2],
+    lambda array: array[::-1].copy()[::-1],
+    read_only,
+    np.asfortranarray,
+]
+same = [report(kind) == expected for kind in kinds]
+print(json.dumps([same, before, signatures(), seconds]))
+"""
+    )
+    (same, before, after, seconds), errors = run(script, tmp_path)
+    assert all(same)
+    assert len(after) >= 8
+    assert {name: count for name, count in after.items() if count > 1} == {}
+    assert {name for name in after if after[name] != before[name]} == set(), "warm_up leaves out these kernels"
+    assert seconds[1] < seconds[0]
+    assert errors.count("INFO:packing:kernels ready in ") == 1
+
+
+@pytest.mark.slow
+def test_sixteen_processes_start_at_once_on_an_empty_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folders = [tmp_path / str(index) for index in range(16)]
+    for folder in folders:
+        folder.mkdir()
+    processes = [start(REPORT_SHORT, folder, NUMBA_CACHE_DIR=str(cache)) for folder in folders]
+    answers = [finish(process) for process in processes]
+    assert answers == [(next_fit_here(), "")] * 16
+    assert [path.suffix for path in cache.rglob("*.*")] == [".nbc"] * 2

@@ -1,0 +1,45 @@
+"""The default: LPT and refinement, and more only while the bound says that more can be gained.
+
+    lpt, refined  --above enough-->  up to 16 items: branch and bound, a fixed number of steps
+                                     one stage, 0.1 % above, up to 4,096 items: Karmarkar-Karp, refined
+
+Refined LPT meets the bound (or its largest item) on nearly every large input, so the others are compiled and run only
+where they pay. Never worse than `lpt_refined`.
+"""
+
+from packing.grouping import group_by_bin
+from packing.inputs import PartArray
+from packing.partitioners.exact import improve
+from packing.partitioners.karmarkar_karp import karmarkar_karp
+from packing.partitioners.lpt_refined import lpt_refined
+from packing.partitioners.refine import refine
+from packing.problem import PartitionProblem
+
+_FEW_ITEMS = 16
+_EXACT_STEPS = 20_000  # at most about a millisecond
+_MANY_ITEMS = 4096
+_SMALL_GAIN = 1000  # one part in that many is not worth a second start
+
+
+def auto(problem: PartitionProblem) -> PartArray | None:
+    """part_of int32 [n], or None when no assignment within capacities and counts was found."""
+    best = lpt_refined(problem)
+    if best is None or problem.num_parts == 1:
+        return best
+    makespan = _makespan(problem, best)
+    if makespan <= problem.enough:
+        return best
+    if problem.num_items <= _FEW_ITEMS:
+        return improve(problem, best, _EXACT_STEPS)
+    worth = makespan - problem.enough > problem.enough // _SMALL_GAIN
+    if worth and problem.weights.shape[1] == 1 and problem.num_items <= _MANY_ITEMS:
+        other = karmarkar_karp(problem)
+        if other is not None:
+            other = refine(problem, other)
+            if _makespan(problem, other) < makespan:
+                return other
+    return best
+
+
+def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:
+    return int(group_by_bin(part_of, problem.weights, problem.num_parts)[2].max())
