@@ -34,6 +34,12 @@ def jit_inner(function: _Function) -> _Function:
     return inner
 
 
+def jit_inline(function: _Function) -> _Function:
+    """Copy a function into its only caller: many array arguments are not counted at every call then."""
+    njit: Any = numba.njit
+    return cast(_Function, njit(nogil=True, error_model="numpy", inline="always")(function))
+
+
 def _compile(function: _Function, **options: bool) -> _Function:
     njit: Any = numba.njit  # its types leave out some options
     return cast(_Function, njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function))

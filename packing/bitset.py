@@ -8,7 +8,6 @@ import numpy as np
 from packing._jit import jit_inner
 from packing.inputs import IntArray
 
-_MAX_LEVELS = 8  # 32**8 members
 _WORD_BITS = 32  # words of 32 bits in int64, so that no operation overflows, also without the compiler
 
 # Position of the lowest set bit by a de Bruijn multiplication.
@@ -17,19 +16,13 @@ for _bit in range(32):
     _LOWEST_BIT[((1 << _bit) * 0x077CB531 & 0xFFFFFFFF) >> 27] = _bit
 
 
-@jit_inner
-def level_starts(num_words: int) -> IntArray:
-    """Where each level of the bitset begins among its words, and the number of words; the top level is one word."""
-    sizes = np.empty(_MAX_LEVELS, np.int64)
-    num_levels = 0
-    while num_levels == 0 or num_words > 1:
-        num_words = (num_words + _WORD_BITS - 1) // _WORD_BITS
-        sizes[num_levels] = num_words
-        num_levels += 1
-    starts = np.zeros(num_levels + 1, np.int64)
-    for level in range(num_levels):
-        starts[level + 1] = starts[level] + sizes[level]
-    return starts
+def empty_set(num_values: int) -> tuple[IntArray, IntArray]:
+    """(words, starts) of an empty set of members below `num_values`: level k is words[starts[k]:starts[k + 1]]."""
+    starts = [0]
+    while len(starts) == 1 or num_values > 1:
+        num_values = -(-num_values // _WORD_BITS)
+        starts.append(starts[-1] + num_values)
+    return np.zeros(starts[-1], np.int64), np.array(starts, np.int64)
 
 
 @jit_inner

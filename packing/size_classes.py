@@ -45,7 +45,9 @@ class SizeClasses:
 
     def bin_of(self, bin_at: PartArray) -> PartArray:
         """int32 [n] from the bins of the items in the order of decreasing sizes."""
-        return _bin_of(self.key, self.key_place.copy(), bin_at)
+        bin_of = np.empty(self.key.shape[0], np.int32)
+        _bin_of(self.key, self.key_place.copy(), bin_at, bin_of)
+        return bin_of
 
 
 def size_classes(sizes: IntArray, capacity: int) -> SizeClasses:
@@ -75,39 +77,17 @@ def size_classes(sizes: IntArray, capacity: int) -> SizeClasses:
 
 
 @jit_inner
-def count_sizes(sizes: IntArray, capacity: int) -> IntArray:
-    """count[s] for s in 0 .. capacity."""
-    count = np.zeros(capacity + 1, np.int64)
-    for item in range(sizes.shape[0]):
-        count[sizes[item]] += 1
-    return count
-
-
-@jit_inner
-def first_places(count: IntArray) -> IntArray:
-    """Place of the first item of each size when items are in the order of decreasing size."""
-    place = np.empty(count.shape[0], np.int64)
-    total = 0
-    for size in range(count.shape[0] - 1, -1, -1):
-        place[size] = total
-        total += count[size]
-    return place
-
-
-@jit_inner
-def hand_out(keys: IntArray, place: IntArray, bin_at: PartArray) -> PartArray:
+def hand_out(keys: IntArray, place: IntArray, bin_at: PartArray, bin_of: PartArray) -> None:
     """bin_of: the items of one key, in input order, take the bins at `place[key]`, `place[key] + 1`, ...
 
     `place` is used up.
     """
-    bin_of = np.empty(keys.shape[0], np.int32)
     for item in range(keys.shape[0]):
         position = place[keys[item]]
         place[keys[item]] = position + 1
         bin_of[item] = bin_at[position]
-    return bin_of
 
 
 @jit
-def _bin_of(keys: IntArray, place: IntArray, bin_at: PartArray) -> PartArray:
-    return hand_out(keys, place, bin_at)
+def _bin_of(keys: IntArray, place: IntArray, bin_at: PartArray, bin_of: PartArray) -> None:
+    hand_out(keys, place, bin_at, bin_of)

@@ -17,6 +17,7 @@ from packing.grid import partition_grid
 from packing.inputs import IntArray
 from packing.parts import partition
 from packing.registry import GRID_PLACERS, PACKERS, PARTITIONERS
+from packing.streaming import pack_windowed
 
 _log = logging.getLogger("packing")
 
@@ -33,7 +34,8 @@ def warm_up(*, grid: bool = False, every_algorithm: bool = False) -> float:
 
     Args:
         grid: `partition_grid` as well.
-        every_algorithm: all registered algorithms instead of the default ones.
+        every_algorithm: all registered algorithms instead of the default ones, capacities too large for a table, and
+            streams.
 
     Returns:
         Seconds it took. They are logged (logger `packing`, level info) when a kernel was compiled or loaded.
@@ -41,6 +43,9 @@ def warm_up(*, grid: bool = False, every_algorithm: bool = False) -> float:
     start = time.perf_counter()
     before = counts.copy()
     _run_packers(PACKERS if every_algorithm else ["best_fit_decreasing"])
+    if every_algorithm:
+        pack(_FEW << 40, capacity=_CAPACITY << 40, target_gap=0)
+        pack_windowed(_FEW, capacity=_CAPACITY, lookahead=4)
     _run_partitioners({"auto", *(PARTITIONERS if every_algorithm else [])})
     if grid:
         _run_grid_placers({"auto", *(GRID_PLACERS if every_algorithm else [])})

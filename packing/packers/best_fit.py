@@ -8,26 +8,25 @@ within a few hundredths of a percent of the bound. Price: reorders items.
 One dimension goes by runs: all items of one size, and all bins with the same free space that follow each other in the
 order of the rule, are handled in one step, because a bin with free space r takes r // size items in a row before
 another becomes the fullest. O(n + capacity) plus a few word reads per run, and exactly the bins that the rule
-gives item by item; ties go to the bin touched last. Several dimensions, or a capacity too large for a table:
-packing/packers/vector_fit.py.
+gives item by item; ties go to the bin touched last. packing/packers/vector_fit.py has the rest: a capacity too large
+for a table, and several dimensions, where "fullest" is not one number and bins are filled one after the other instead.
 """
 
 import numpy as np
 
 from packing._jit import jit, jit_inner
-from packing.bitset import find_at_least, insert, level_starts, remove
+from packing.bitset import empty_set, find_at_least, insert, remove
 from packing.inputs import IntArray, PartArray
 from packing.packers.vector_fit import best_fit_vector
 from packing.problem import PackProblem
-from packing.size_classes import count_sizes, first_places, hand_out, table_pays
+from packing.size_classes import hand_out, table_pays
 
 
 def best_fit_decreasing(problem: PackProblem) -> tuple[PartArray, int]:
     """(bin_of int32 [n], number of bins)."""
     sizes, capacity = problem.sizes, problem.capacity
     if sizes.shape[1] == 1 and table_pays(int(capacity[0]), problem.num_items):
-        bin_of, num_bins = _best_fit_scalar(sizes.reshape(-1), int(capacity[0]))
-        return bin_of, int(num_bins)
+        return _best_fit_scalar(sizes.reshape(-1), int(capacity[0]))
     return best_fit_vector(sizes, capacity)
 
 
@@ -50,16 +49,33 @@ def _push(  # noqa: PLR0917  kernels take flat arguments
     return bool(was_empty)
 
 
-@jit
 def _best_fit_scalar(sizes: IntArray, capacity: int) -> tuple[PartArray, int]:
-    count = count_sizes(sizes, capacity)
-    starts = level_starts(capacity + 1)
-    words = np.zeros(starts[-1], np.int64)  # the set of free spaces that some bin has
-    top = np.empty(capacity + 1, np.int64)
-    for free in range(capacity + 1):
-        top[free] = -1
-    runs = np.empty((sizes.shape[0], 4), np.int64)  # every run holds a bin and every bin an item
-    bin_at = np.empty(sizes.shape[0], np.int32)
+    """`best_fit_decreasing` for sizes [n] of one dimension."""
+    num_items = sizes.shape[0]
+    count = np.bincount(sizes, minlength=capacity + 1)
+    words, starts = empty_set(capacity + 1)
+    top = np.full(capacity + 1, -1)
+    runs = np.empty((num_items, 4), np.int64)  # every run holds a bin and every bin an item
+    bin_at, bin_of = np.empty(num_items, np.int32), np.empty(num_items, np.int32)
+    place = num_items - np.cumsum(count)  # of the first item of each size when sizes decrease
+    num_bins = _fill(sizes, capacity, count, words, starts, top, runs, bin_at, place, bin_of)
+    return bin_of, int(num_bins)
+
+
+@jit
+def _fill(  # noqa: PLR0917  kernels take flat arguments
+    sizes: IntArray,
+    capacity: int,
+    count: IntArray,
+    words: IntArray,
+    starts: IntArray,
+    top: IntArray,
+    runs: IntArray,
+    bin_at: PartArray,
+    place: IntArray,
+    bin_of: PartArray,
+) -> int:
+    """Fill `bin_of`; the number of bins. `words` is the set of free spaces that some bin has."""
     num_runs = num_bins = position = 0
     for size in range(capacity, -1, -1):
         left = count[size]
@@ -96,4 +112,5 @@ def _best_fit_scalar(sizes: IntArray, capacity: int) -> tuple[PartArray, int]:
             goal = free - each * size
             if _push(runs, row, top, goal, last - (num_taken - 1) * step, num_taken, -step):
                 insert(words, starts, goal)
-    return hand_out(sizes, first_places(count), bin_at), num_bins
+    hand_out(sizes, place, bin_at, bin_of)
+    return num_bins

@@ -1,31 +1,33 @@
 """`auto`: the cheapest algorithm whose packing is good enough, and the best of all where none is.
 
     one dimension        best-fit  ->  exact fill  ->  pattern fill  ->  exhaustive search (a few items)
-    several dimensions   best-fit
+    several dimensions   packing/packers/vector_portfolio.py            ->  exhaustive search (a few items)
 
-Stops at `problem.enough` bins. Never more bins than any other packer of one dimension as long as
-there are at most `_COMPARE_ITEMS` items; beyond, never more than those named above. Price: where the lower bound is
-out of reach, the time of all of them (tens of milliseconds in one dimension).
+Stops at `problem.enough` bins. Never more bins than any other packer as long as there are few items (`_COMPARE_ITEMS`,
+`_COMPARE_VECTORS`); beyond, never more than those named above. Price: where the lower bound is out of reach, the time
+of all of them (tens of milliseconds for 100,000 items).
 """
 
 from packing.inputs import PartArray
-from packing.packers.best_fit import best_fit_decreasing
 from packing.packers.exact import MAX_ITEMS, exact
 from packing.packers.first_fit import first_fit, first_fit_decreasing
 from packing.packers.next_fit import next_fit
 from packing.packers.pattern_fill import pattern_fill
+from packing.packers.vector_portfolio import vector_portfolio
 from packing.problem import PackProblem
 
-_COMPARE_ITEMS = 2**17  # the simple rules win rarely, and take a multiple of best-fit's time
+# The simple rules win rarely, and take a multiple of best-fit's time.
+_COMPARE_ITEMS = 2**17
+_COMPARE_VECTORS = 2**12
 
 
 def pack_auto(problem: PackProblem) -> tuple[PartArray, int]:
     """(bin_of int32 [n], number of bins)."""
-    if problem.sizes.shape[1] > 1:
-        return best_fit_decreasing(problem)
+    several = problem.sizes.shape[1] > 1
     # Pattern fill begins with exact fill, and that with best-fit; each stops when it has enough.
-    best = pattern_fill(problem)
-    others = [first_fit_decreasing, first_fit, next_fit] if problem.num_items <= _COMPARE_ITEMS else []
+    best = vector_portfolio(problem) if several else pattern_fill(problem)
+    most = _COMPARE_VECTORS if several else _COMPARE_ITEMS
+    others = [first_fit_decreasing, first_fit, next_fit] if problem.num_items <= most else []
     if problem.num_items <= MAX_ITEMS:
         others = [exact]
     for packer in others:

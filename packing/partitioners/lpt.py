@@ -22,13 +22,13 @@ _CLOSED = np.int64(2**62 + 1)  # height of a part that takes no more items; abov
 
 def lpt(problem: PartitionProblem) -> PartArray | None:
     """part_of int32 [n], or None when an item fits no part any more."""
-    part_of, complete = _lpt(
-        problem.values,
-        problem.capacity,
-        descending(problem.weights),
-        problem.num_parts,
-        problem.base_count,
-        problem.num_extra,
+    values, num_parts = problem.values, problem.num_parts
+    part_of = np.empty(problem.num_items, np.int32)
+    load = np.zeros((num_parts, values.shape[1]), np.int64)
+    height, count, heap = np.zeros(num_parts, np.int64), np.zeros(num_parts, np.int64), np.arange(num_parts)
+    order = descending(problem.weights)
+    complete = _lpt(
+        values, problem.capacity, order, problem.base_count, problem.num_extra, part_of, load, height, count, heap
     )
     return part_of if complete else None
 
@@ -38,18 +38,17 @@ def _lpt(  # noqa: PLR0917  kernels take flat arguments
     values: IntArray,
     capacity: IntArray,
     order: IntArray,
-    num_parts: int,
     base_count: int,
     num_extra: int,
-) -> tuple[PartArray, bool]:
+    part_of: PartArray,
+    load: IntArray,
+    height: IntArray,
+    count: IntArray,
+    heap: IntArray,
+) -> bool:
+    """Fill `part_of`; False when an item fits no part. `heap` orders the parts by height."""
     num_items, num_values = values.shape
-    part_of = np.empty(num_items, np.int32)
-    load = np.zeros((num_parts, num_values), np.int64)
-    height = np.zeros(num_parts, np.int64)
-    count = np.zeros(num_parts, np.int64)
-    heap = np.zeros(num_parts, np.int64)
-    for part in range(num_parts):
-        heap[part] = part
+    num_parts = heap.shape[0]
     window = min(num_parts, 1 if num_values == 1 else _CANDIDATES)
     for turn in range(num_items):
         item = order[turn]
@@ -59,7 +58,7 @@ def _lpt(  # noqa: PLR0917  kernels take flat arguments
             place, new_height = _least_raised(values, capacity, load, height, count, heap, item, start, stop)
             start = stop
         if place < 0:
-            return part_of, False
+            return False
         part = heap[place]
         part_of[item] = part
         for column in range(num_values):
@@ -78,7 +77,7 @@ def _lpt(  # noqa: PLR0917  kernels take flat arguments
                     height[other] = _CLOSED
             for place in range(num_parts // 2, -1, -1):
                 _sift(heap, height, count, place)
-    return part_of, True
+    return True
 
 
 @jit_inner

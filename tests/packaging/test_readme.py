@@ -1,4 +1,4 @@
-"""The README tells the truth: its blocks run as printed, and its file tree is the tree.
+"""README and docs tell the truth: their blocks run as printed, and the README's file tree is the tree.
 
 Blocks marked `run` are executed in order in one folder that starts empty, so a later block may use what an earlier one
 made. What a mark means is said in readme_blocks.py.
@@ -14,7 +14,9 @@ from types import ModuleType
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_MARK = ("bash", "sh", "shell", "console", "python")
 MARKS = re.compile(r"run|run: torch|ci: (test|train)|not run: .+")
 TREE_MARK = "file tree"
@@ -32,14 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per block that is to be run; their number is only known from the README."""
-    if "block_number" in metafunc.fixturenames:
-        text = README.read_text(encoding="utf-8") if README.exists() else ""  # other tests fail without it
+    """One test per block that is to be run; their number is only known from the pages."""
+    if "block_number" not in metafunc.fixturenames:
+        return
+    places = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8") if page.exists() else ""  # other tests fail without the README
         count = len(re.findall(r"^\s*<!--\s*run(?:: torch)?\s*-->", text, re.MULTILINE))
-        metafunc.parametrize("block_number", range(count))
+        places += [pytest.param(page, number, id=f"{page.stem}-{number}") for number in range(count)]
+    metafunc.parametrize(("page", "block_number"), places)
 
 
-def test_the_block_runs_as_printed(block_number: int, text: str, readme_blocks: ModuleType, folder: Path) -> None:
+def test_the_block_runs_as_printed(page: Path, block_number: int, readme_blocks: ModuleType, folder: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     to_run = [block for block in readme_blocks.blocks(text) if block.mark in ("run", "run: torch")]
     block = to_run[block_number]
     if block.mark == "run: torch" and importlib.util.find_spec("torch") is None:
@@ -61,13 +68,14 @@ def test_the_block_runs_as_printed(block_number: int, text: str, readme_blocks: 
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, f"README line {block.line}:\n{block.code}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{page.name} line {block.line}:\n{block.code}\n{done.stdout}\n{done.stderr}"
 
 
-def test_every_block_of_code_says_who_runs_it(text: str, readme_blocks: ModuleType) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_code_says_who_runs_it(page: Path, readme_blocks: ModuleType) -> None:
     unmarked = [
         f"line {block.line}: {block.mark or 'no mark'}"
-        for block in readme_blocks.blocks(text)
+        for block in readme_blocks.blocks(page.read_text(encoding="utf-8"))
         if block.language in NEEDS_MARK and not MARKS.fullmatch(block.mark)
     ]
     assert unmarked == []

@@ -134,10 +134,10 @@ def test_a_change_in_a_file_that_the_kernel_imports_is_compiled_anew(folder: Pat
     """Only bitset.py changes; numba's own cache would run the old code of the caller."""
     installed = folder / "site" / "packing"
     shutil.copytree(PACKAGE, installed, ignore=shutil.ignore_patterns("__pycache__"))
-    source = TOTAL.replace("import jit", "import jit\nfrom packing.bitset import level_starts")
+    source = TOTAL.replace("import jit", "import jit\nfrom packing.bitset import lowest_bit")
     path = folder / "script.py"
     path.write_text(
-        source.replace("result += value", "result += value + 0 * level_starts(value)[0]")
+        source.replace("result += value", "result += value + 0 * lowest_bit(value)")
         + "\nimport json, numpy\nfrom packing._kernel_cache import counts"
         + "\nprint(json.dumps([int(total(numpy.arange(10))), counts]))",
         encoding="utf-8",
@@ -150,7 +150,9 @@ def test_a_change_in_a_file_that_the_kernel_imports_is_compiled_anew(folder: Pat
     assert answer() == [45, {"compiled": 1}]
     bitset = installed / "bitset.py"
     text = bitset.read_text(encoding="utf-8")
-    bitset.write_text(text.replace("    return starts", "    return starts + 1"), encoding="utf-8")
+    changed = text.replace("    return int(_LOWEST_BIT", "    return 1 + int(_LOWEST_BIT")
+    assert changed != text
+    bitset.write_text(changed, encoding="utf-8")
     assert answer() == [45, {"compiled": 1}]
     for untouched in (installed / "bins.py", installed / "registry.py"):
         untouched.write_text(untouched.read_text(encoding="utf-8") + "\n", encoding="utf-8")

@@ -23,8 +23,7 @@ PACKAGE = Path(packing.__file__).parent
 # Answers of the public functions, and of every registered algorithm on inputs small enough for exact ones.
 REPORT = """
 import numpy as np
-from packing import pack, partition, registry
-from packing.grid import partition_grid
+from packing import pack, pack_stream, partition, partition_grid, registry
 from packing.registry import GRID_PLACERS
 
 VALUES = (np.arange(1, 241, dtype=np.int64) * 7919) % 97
@@ -60,6 +59,7 @@ def report(kind=np.asarray):
         answers.append(partition(pairs, 3, algorithm=name, sizes=values, capacity=200).part_of.tolist())
     for name in sorted(GRID_PLACERS):
         answers.extend(grids(pairs, 2, 2, algorithm=name))
+    answers.append([ready.items.tolist() for ready in pack_stream(kind(PAIRS), capacity=[300, 25], lookahead=9)])
     return answers
 """
 
@@ -244,7 +244,7 @@ print(json.dumps([same, before, signatures(), seconds]))
     )
     (same, before, after, seconds), errors = run(script, tmp_path)
     assert all(same)
-    assert len(after) >= 8
+    assert len(after) >= 15
     assert {name: count for name, count in after.items() if count > 1} == {}
     assert {name for name in after if after[name] != before[name]} == set(), "warm_up leaves out these kernels"
     assert seconds[1] < seconds[0]
