@@ -2,8 +2,9 @@
 
     weights 5 5 5, 2 parts   ->   average 7.5, loads are multiples of 5: 10
 
-Never above the optimum; it is what lets a partition say how good it is. Each stage is bounded alone, so with several
-stages that compete the bound can be loose. Plain numpy on sorted values, O(n log n) per stage.
+Never above the optimum; it is what lets a partition say how good it is. Monotone in the number of parts; another item
+may lower it, by less than a unit, because it may break the common unit of the others. Each stage is bounded alone, so
+with several stages that compete the bound can be loose. Plain numpy on sorted values, O(n log n) per stage.
 """
 
 from typing import Literal, get_args
@@ -23,7 +24,8 @@ def makespan_lower_bound(
     """No partition of `weights` [n] or [n, S] into `num_parts` has a smaller largest load than this.
 
     The largest over stages (over their sum with `stage_norm="sum"`) of: the longest item; the average, rounded up to
-    a multiple of the greatest common divisor of the weights; the generalised pigeonhole (of the j*k + 1 largest items
+    a multiple of the greatest common divisor of the weights, or to whole units of which they nearly are multiples (some
+    part holds the average number of whole units, rounded up); the generalised pigeonhole (of the j*k + 1 largest items
     some part holds j + 1, so at least the j + 1 smallest of them); with `equal_count` the m longest items, of which
     two share a part, or each is beside the lightest ones that must fill its part.
 
@@ -64,7 +66,7 @@ def _stage_bound(weights: IntArray, num_parts: int, equal_count: bool) -> int:
     num_items = ascending.shape[0]
     longest, total = int(ascending[-1]), int(before[-1])
     unit = max(int(np.gcd.reduce(weights)), 1)  # every load is a multiple of it
-    bound = max(longest, -(-total // (num_parts * unit)) * unit)
+    bound = max(longest, -(-total // (num_parts * unit)) * unit, _unit_bound(ascending, num_parts))
     if num_items > num_parts:
         # For every j with j * num_parts + 1 <= num_items: the j + 1 smallest of the j * num_parts + 1 largest.
         first = np.arange(num_items - num_parts - 1, -1, -num_parts)
@@ -72,6 +74,17 @@ def _stage_bound(weights: IntArray, num_parts: int, equal_count: bool) -> int:
     if equal_count and num_items >= num_parts:
         bound = max(bound, _companions_bound(ascending, before, num_parts))
     return bound
+
+
+def _unit_bound(ascending: IntArray, num_parts: int) -> int:
+    """unit * ceil(sum(weights // unit) / k) for the largest unit that leaves every weight its multiple."""
+    positive = ascending[np.searchsorted(ascending, 1) :]
+    if positive.shape[0] == 0:
+        return 0
+    smallest = int(positive[0])
+    multiples = (positive + smallest // 2) // smallest
+    unit = int((positive // multiples).min())
+    return unit * -(-int((positive // unit).sum()) // num_parts)
 
 
 def _companions_bound(ascending: IntArray, before: IntArray, num_parts: int) -> int:

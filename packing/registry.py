@@ -14,14 +14,15 @@ from packing.grids.auto import auto as grid_auto
 from packing.grids.level_fill import level_fill
 from packing.grids.ranks_first import ranks_first
 from packing.inputs import PartArray
+from packing.packers.auto import auto as pack_auto
 from packing.packers.best_fit import best_fit_decreasing
 from packing.packers.exact import exact as exact_packing
 from packing.packers.exact_fill import exact_fill
 from packing.packers.first_fit import first_fit, first_fit_decreasing
 from packing.packers.next_fit import next_fit
 from packing.packers.pattern_fill import pattern_fill
-from packing.packers.portfolio import pack_auto
 from packing.partitioners.auto import auto as partition_auto
+from packing.partitioners.even_mix import even_mix
 from packing.partitioners.exact import exact as exact_partition
 from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt import lpt
@@ -49,6 +50,7 @@ PACKERS: Mapping[str, Packer] = MappingProxyType(
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType(
     {
         "auto": partition_auto,
+        "even_mix": even_mix,
         "exact": exact_partition,
         "karmarkar_karp": karmarkar_karp,
         "lpt": lpt,

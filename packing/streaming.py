@@ -6,7 +6,7 @@
 
 A bin is decided when the arrival of an item makes more than `lookahead` items wait, so the sequence of bins is a
 function of the items and the options alone: not of how items were grouped into calls, nor of when bins are popped.
-How a bin is chosen: packing/packers/windowed.py.
+How a bin is chosen: packing/stream_rule.py.
 
 Property: every item leaves exactly once. One that has seen 16 times `lookahead` arrivals is overdue, and every bin
 holds the oldest item while that is overdue: at most `lookahead` bins later it is gone.
@@ -32,7 +32,7 @@ from packing.inputs import (
     check_items_fit,
     column_totals,
 )
-from packing.packers.windowed import advance
+from packing.stream_rule import advance
 from packing.stream_state import StreamedBin, StreamOptions, StreamState, read_options, read_state
 from packing.stream_window import FIRST_SIZE, NUMBER, SCORE, window_scores, window_terms
 

@@ -2,6 +2,8 @@
 
     lpt, refined  --above enough-->  up to 16 items: branch and bound, a fixed number of steps
                                      one stage, 0.1 % above, up to 4,096 items: Karmarkar-Karp, refined
+                                     several stages, 16 items a part, or 0.1 % above and up to 4,096 items:
+                                     even mix, refined
 
 Refined LPT meets the bound (or its largest item) on nearly every large input, so the others are compiled and run only
 where they pay. Never worse than `lpt_refined`.
@@ -9,6 +11,7 @@ where they pay. Never worse than `lpt_refined`.
 
 from packing.grouping import group_by_bin
 from packing.inputs import PartArray
+from packing.partitioners.even_mix import even_mix
 from packing.partitioners.exact import improve
 from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt_refined import lpt_refined
@@ -18,6 +21,7 @@ from packing.problem import PartitionProblem
 _FEW_ITEMS = 16
 _EXACT_STEPS = 20_000  # at most about a millisecond
 _MANY_ITEMS = 4096
+_MANY_PER_PART = 16  # then even the last bit of unevenness goes
 _SMALL_GAIN = 1000  # one part in that many is not worth a second start
 
 
@@ -32,13 +36,14 @@ def auto(problem: PartitionProblem) -> PartArray | None:
     if problem.num_items <= _FEW_ITEMS:
         return improve(problem, best, _EXACT_STEPS)
     worth = makespan - problem.enough > problem.enough // _SMALL_GAIN
-    if worth and problem.weights.shape[1] == 1 and problem.num_items <= _MANY_ITEMS:
+    other = None
+    if problem.weights.shape[1] > 1:
+        if problem.num_items >= _MANY_PER_PART * problem.num_parts or (worth and problem.num_items <= _MANY_ITEMS):
+            other = even_mix(problem)
+    elif worth and problem.num_items <= _MANY_ITEMS:
         other = karmarkar_karp(problem)
-        if other is not None:
-            other = refine(problem, other)
-            if _makespan(problem, other) < makespan:
-                return other
-    return best
+        other = None if other is None else refine(problem, other)
+    return best if other is None or _makespan(problem, other) >= makespan else other
 
 
 def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:

@@ -31,8 +31,11 @@ _SPAN = 128
 _SPARE_SLOTS = 2
 
 
-def refine(problem: PartitionProblem, part_of: PartArray) -> PartArray:
-    """A partition with a makespan of at most that of `part_of`, which must respect capacities and counts."""
+def refine(problem: PartitionProblem, part_of: PartArray, work_divisor: int = 1) -> PartArray:
+    """A partition with a makespan of at most that of `part_of`, which must respect capacities and counts.
+
+    `work_divisor`: one part in that many of the work limit, to tell which of several starts is worth the rest.
+    """
     num_parts, values = problem.num_parts, problem.values
     num_stages = problem.weights.shape[1]
     order, offsets, load = group_by_bin(part_of, values, num_parts)
@@ -53,7 +56,7 @@ def refine(problem: PartitionProblem, part_of: PartArray) -> PartArray:
         by_weight[stage] = ascending(problem.weights[:, stage])
         by_weight[num_stages + stage] = problem.weights[by_weight[stage], stage]
     ranked = np.argsort(height, kind="stable")
-    work = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * problem.num_items)
+    work = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * problem.num_items) // work_divisor
     _refine(
         values, problem.capacity, result, slots, starts, load, height, ranked, by_weight, fewest, problem.enough, work
     )

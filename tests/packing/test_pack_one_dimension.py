@@ -13,12 +13,12 @@ from packing.bin_bounds import packing_bound
 from packing.column_generation import best_patterns
 from packing.completion import NUMBER, RANK, complete
 from packing.inputs import IntArray, PartArray
+from packing.packers.auto import auto as pack_auto
 from packing.packers.best_fit import best_fit_decreasing
 from packing.packers.exact_fill import exact_fill
 from packing.packers.first_fit import first_fit, first_fit_decreasing
 from packing.packers.next_fit import next_fit
 from packing.packers.pattern_fill import pattern_fill
-from packing.packers.portfolio import pack_auto
 from packing.problem import PackProblem
 from packing.scoring import score_terms, scores
 from packing.size_classes import size_classes

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packing import CapacityError, ItemTooLargeError, NegativeSizeError, PackingError, SizeOverflowError, pack
-from packing.packers.windowed import PATIENCE
+from packing.stream_rule import PATIENCE
 from packing.stream_state import StreamedBin
 from packing.streaming import MAX_LOOKAHEAD, StreamingPacker, pack_stream, pack_windowed
 

@@ -21,7 +21,7 @@ _COMPARE_ITEMS = 2**17
 _COMPARE_VECTORS = 2**12
 
 
-def pack_auto(problem: PackProblem) -> tuple[PartArray, int]:
+def auto(problem: PackProblem) -> tuple[PartArray, int]:
     """(bin_of int32 [n], number of bins)."""
     several = problem.sizes.shape[1] > 1
     # Pattern fill begins with exact fill, and that with best-fit; each stops when it has enough.
