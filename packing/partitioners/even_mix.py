@@ -112,7 +112,7 @@ def _place(  # noqa: PLR0917  kernels take flat arguments
     num_items, num_columns = shares.shape
     num_parts = room.shape[0]
     count = np.zeros(num_parts, np.int64)
-    num_empty = num_parts if num_items >= num_parts else 0  # parts that still must get an item
+    num_empty = min(num_parts, num_items)  # parts that still must get an item
     moments, factor, slope = system[:num_columns], system[num_columns:-1], system[-1]
     for item in range(num_items):
         _add_moments(moments, shares, item, 1.0)
