@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packing.bin_bounds import packing_bound
+from packing.binding import binding
 from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray, as_capacity, as_matrix, at_least_one, check_items_fit
 from packing.problem import PackProblem
@@ -87,14 +88,14 @@ def _pack_limited(packer: Packer, problem: PackProblem, most: int) -> tuple[Part
     """
     num_items = problem.num_items
     if most >= num_items:
-        return packer(problem)
+        return packer(binding(problem))
     if problem.sizes.shape[1] == 1 and -(-num_items // most) < problem.lower_bound:
         bin_of, num_bins = packer(problem)
         if int(np.bincount(bin_of).max()) <= most:
             return bin_of, num_bins
     ones = np.ones((num_items, 1), np.int64)
     sizes, capacity = np.concatenate([problem.sizes, ones], axis=1), np.append(problem.capacity, most)
-    return packer(replace(problem, sizes=sizes, capacity=capacity))
+    return packer(binding(replace(problem, sizes=sizes, capacity=capacity)))
 
 
 def _split(  # noqa: PLR0917  the pieces of a result that does not exist yet

@@ -15,6 +15,7 @@ for a table, and several dimensions, where "fullest" is not one number and bins 
 import numpy as np
 
 from packing._jit import jit, jit_inner
+from packing.binding import binding
 from packing.bitset import empty_set, find_at_least, insert, remove
 from packing.inputs import IntArray, PartArray
 from packing.packers.vector_fit import best_fit_vector
@@ -24,6 +25,7 @@ from packing.size_classes import hand_out, table_pays
 
 def best_fit_decreasing(problem: PackProblem) -> tuple[PartArray, int]:
     """(bin_of int32 [n], number of bins)."""
+    problem = binding(problem)
     sizes, capacity = problem.sizes, problem.capacity
     if sizes.shape[1] == 1 and table_pays(int(capacity[0]), problem.num_items):
         return _best_fit_scalar(sizes.reshape(-1), int(capacity[0]))

@@ -1,7 +1,7 @@
 """Best-fit-decreasing beyond the scalar route: several dimensions, or one with a capacity too large for a table.
 
-    sizes [n, d] --leave out capacities that cannot bind--> d = 1: best-fit in buckets of free space
-                                                            d > 1: fill bins by the rule that is best on a sample
+    sizes [n, d]    d = 1: best-fit in buckets of free space
+                    d > 1: fill bins by the rule that is best on a sample
 
 Several dimensions: which way of filling (packing/packers/vector_fill.py) is best depends on how scarce the dimensions
 are, and differs by up to 15 % of the bins; a few thousand items tell. Price: a tenth of the time is spent on the
@@ -13,15 +13,15 @@ from dataclasses import replace
 import numpy as np
 
 from packing._jit import jit, jit_inner
+from packing.binding import column_sums
 from packing.bitset import empty_set, find_at_least, insert, remove
 from packing.inputs import IntArray, PartArray
 from packing.packers.vector_fill import Rule, fill_bins
-from packing.packers.vector_table import column_sums, lay_out
+from packing.packers.vector_table import lay_out
 
 _SAMPLE = 2048  # rows on which the rules are compared
 _CLOSE = 1024  # a rule within 1 / _CLOSE of the bound needs no comparison
 _BUCKET_BITS = 17
-_SAFE = 2**62
 
 # In the order of how often they win on (tokens, images), (tokens, patches) and (tokens, count).
 RULES = (
@@ -43,40 +43,13 @@ def best_fit_vector(sizes: IntArray, capacity: IntArray) -> tuple[PartArray, int
     num_items = sizes.shape[0]
     if num_items == 0:
         return np.empty(0, np.int32), 0
-    columns = binding_columns(sizes, capacity)
-    if len(columns) == 1:
-        return _best_fit_of_one(sizes[:, columns[0]].copy(), int(capacity[columns[0]]))
-    if len(columns) < sizes.shape[1]:
-        sizes, capacity = np.ascontiguousarray(sizes[:, columns]), capacity[columns]
+    if sizes.shape[1] == 1:
+        return _best_fit_of_one(sizes.reshape(-1), int(capacity[0]))
     if num_items < 2 * _SAMPLE:
         return _best_of_rules(sizes, capacity)[1]
     sample = np.ascontiguousarray(sizes[:: num_items // _SAMPLE])
     rule, _ = _best_of_rules(sample, capacity)
     return fill_bins(sizes, capacity, lay_out(sizes, capacity), rule)
-
-
-def binding_columns(sizes: IntArray, capacity: IntArray) -> list[int]:
-    """Columns that have to be looked at: whatever fits in these fits in the others.
-
-    A column is left out when all items fit at once, or when every item takes at least as large a share of another
-    capacity. At least one remains.
-    """
-    totals = column_sums(sizes)
-    kept = [column for column in range(sizes.shape[1]) if totals[column] > capacity[column]]
-    for column in list(kept):
-        for other in kept:
-            if other != column and _dominated(sizes[:, column], sizes[:, other], capacity[column], capacity[other]):
-                kept.remove(column)
-                break
-    return kept or [0]
-
-
-def _dominated(sizes: IntArray, other: IntArray, capacity: np.int64, other_capacity: np.int64) -> bool:
-    """Whether sizes / capacity <= other / other_capacity for every item (False where products would overflow)."""
-    if int(capacity) * int(other_capacity) > _SAFE:
-        return False
-    few = slice(0, 64)  # mostly decides
-    return all(bool((sizes[part] * other_capacity <= other[part] * capacity).all()) for part in (few, slice(None)))
 
 
 def _best_of_rules(sizes: IntArray, capacity: IntArray) -> tuple[Rule, tuple[PartArray, int]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packing._jit import jit_inner
+from packing.binding import column_sums
 from packing.inputs import IntArray
 
 FULL = 1 << 30
@@ -45,11 +46,6 @@ class Table:
     scale: IntArray
     levels: IntArray
     layout: IntArray
-
-
-def column_sums(sizes: IntArray) -> list[int]:
-    """Total of each column, at most 2**62; column by column is ten times as fast as a sum over the other axis."""
-    return [int(sizes[:, column].sum()) for column in range(sizes.shape[1])]
 
 
 def lay_out(sizes: IntArray, capacity: IntArray) -> Table:

@@ -116,13 +116,16 @@ def _place(  # noqa: PLR0917  kernels take flat arguments
     moments, factor, slope = system[:num_columns], system[num_columns:-1], system[-1]
     for item in range(num_items):
         _add_moments(moments, shares, item, 1.0)
+    least = _TINY  # of a pivot; what is below is rounding error of the moments taken away
+    for column in range(num_columns):
+        least += _SINGULAR * moments[column, column]
     num_windows = -(-num_parts // _WINDOW)
     window = -(-num_parts // num_windows)  # windows of nearly the same length, so that no part is asked more often
     first = 0
     for turn in range(num_items):
         item = order[turn]
         _add_moments(moments, shares, item, -1.0)
-        _solve(moments, shares, item, blend, factor, slope)
+        _solve(moments, shares, item, blend, least, factor, slope)
         most = base_count + (num_extra > 0)
         if num_items - turn <= num_empty:
             most = 1
@@ -159,11 +162,17 @@ def _add_moments(moments: FloatArray, shares: FloatArray, item: int, sign: float
 
 @jit_inner
 def _solve(  # noqa: PLR0917  kernels take flat arguments
-    moments: FloatArray, shares: FloatArray, item: int, blend: float, factor: FloatArray, slope: FloatArray
+    moments: FloatArray,
+    shares: FloatArray,
+    item: int,
+    blend: float,
+    least: float,
+    factor: FloatArray,
+    slope: FloatArray,
 ) -> None:
     """slope = (moments + blend * trace * identity)^-1 w by factors L D L^T; pivots stay positive."""
     size = slope.shape[0]
-    trace = _TINY
+    trace = 0.0
     for row in range(size):
         trace += max(moments[row, row], 0.0)
     for row in range(size):
@@ -174,7 +183,7 @@ def _solve(  # noqa: PLR0917  kernels take flat arguments
             for inner in range(column):
                 value -= factor[row, inner] * factor[column, inner] * factor[inner, inner]
             if row == column:
-                factor[row, row] = max(value, _SINGULAR * trace)
+                factor[row, row] = max(value, least)
             else:
                 factor[row, column] = value / factor[column, column]
     for row in range(size):
