@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from packing import warm_up
 from trainer.checkpoint import latest_complete
 from trainer.comm import Comm, communicator
 from trainer.config import FitConfig
@@ -22,6 +23,7 @@ from trainer.seen import measure_seen
 from trainer.summary import RunSummary, banner
 
 NUM_SHOWN = 3
+_LONG_WARM_UP_S = 1.0  # loading takes less
 COMPLETE_NOTICE = "{run} is complete: {steps} steps. Raise --max-steps or --epochs to train on."
 DEMO_NOTICE = (
     "No --data given: training a small vision-language model on the demo corpus (built once, then cached).\n"
@@ -47,6 +49,7 @@ def run_fit(config: FitConfig) -> int:
     if config.eval_data is not None:
         held_out = eval_side.ids
     with communicator(pp_size=config.pp_size) as comm:
+        _warm_up(comm, console)
         run = _choose_run(config, comm)
         trainer = Trainer(
             config,
@@ -88,6 +91,18 @@ def run_fit(config: FitConfig) -> int:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _warm_up(comm: Comm, console: Console) -> None:
+    """Have the planner's kernels ready before a step needs them: compiled once a node, loaded by its other ranks."""
+    first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
+    if first_of_node:
+        seconds = warm_up()
+        if seconds > _LONG_WARM_UP_S:
+            console.print(f"Compiled the planner's kernels in {seconds:.0f} s; later starts load them.", markup=False)
+    comm.barrier()
+    if not first_of_node:
+        warm_up()
 
 
 def _choose_run(config: FitConfig, comm: Comm) -> Path:

@@ -32,6 +32,7 @@ from tools.benchmarks.packing_svg import speed_against_excess
 from tools.benchmarks.peers import PACKAGES, _items_of_lengths, installed_versions, missing_packages, pack_peers
 from tools.benchmarks.real_tables import REAL_TABLES
 from tools.benchmarks.rendering import markdown
+from tools.benchmarks.summary import summary
 from tools.benchmarks.targets import targets
 from tools.benchmarks.vector_rows import Limits
 from tools.benchmarks.workloads import WORKLOADS, available, clipped, costs, limited, workload
@@ -389,6 +390,25 @@ def test_the_command_writes_tables_numbers_and_a_picture(tmp_path: Path, capsys:
     assert document["environment"]["clock"] == "time.process_time"
     assert {target["verdict"] for target in document["targets"]} <= {"PASS", "MISS", "no rows"}
     ElementTree.fromstring((output / "packing.svg").read_text(encoding="utf-8"))
+    lines = (output / "summary.md").read_text(encoding="utf-8")
+    assert [line for line in lines.splitlines() if line.startswith("## ")] == [
+        *("## pack: excess", "## vector: excess", "## partition: gap"),
+        *("## grid: rank_ratio", "## grid: sync_ratio", "## streaming: over_offline"),
+    ]
+    joined = tmp_path / "joined"
+    command.main(["--join", str(output / "packing.json"), "--output", str(joined)])
+    assert capsys.readouterr().out == table
+    assert (joined / "summary.md").read_text(encoding="utf-8") == lines
+
+
+def test_the_summary_compares_with_those_that_keep_the_rules() -> None:
+    ours = replace(BASE, runs_ms=(2.0,), quality={"bins": 100, "bound": 100, "excess": 0.0})
+    equal = replace(ours, method="knapsack", kind="peer", runs_ms=(8.0,))
+    worse = replace(equal, method="next", runs_ms=(1.0,), quality={"bins": 120, "bound": 100, "excess": 0.2})
+    broken = replace(equal, method="cheat", runs_ms=(1.0,), violations={"unplaced": 1.0})
+    (line,) = [line for line in summary([ours, equal, worse, broken]).splitlines() if line.startswith("| text")]
+    assert line.endswith("| the same | knapsack 8 ms 0.000 % | knapsack 8 ms 0.000 %, 4x |")
+    assert "none |" in summary([ours, worse])
 
 
 def test_unknown_sections_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -78,6 +78,14 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """The row with its derived figures."""
         return {**asdict(self), "median_ms": self.median_ms, "sort_ratio": self.sort_ratio}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Row":
+        """The row that `as_json` wrote."""
+        known = {entry.name: values[entry.name] for entry in fields(cls)}
+        if known["sort_ms"] is None:  # JSON has no NaN
+            known["sort_ms"] = float("nan")
+        return cls(**{**known, "runs_ms": tuple(known["runs_ms"])})
 
 
 def measure(

@@ -1,6 +1,6 @@
 """Speed and quality of packing and partitioning beside public systems: `python -m tools.benchmarks.packing`.
 
-    workloads --> sections --> rows --> targets --> packing.json, packing.md, packing.svg
+    workloads --> sections --> rows --> targets --> packing.json, packing.md, summary.md, packing.svg
                   pack, vector, bounds     bins under one, two and three capacities; what column generation says of them
                   partition, grid          samples on ranks, and on ranks x micro-batches
                   streaming                bounded look-ahead
@@ -8,7 +8,8 @@
 
 Every method of a row runs in the same process on the same input, in turn, by CPU time (see `measuring`). Run it on a
 machine that does nothing else, in an environment with the packages of `peers`, and give --data for the real tables.
-A full run takes the better part of an hour, --quick half a minute.
+A full run takes the better part of an hour, --quick half a minute; --join puts the files of runs of some sections
+together.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from tools.benchmarks.peers import installed_versions, missing_packages
 from tools.benchmarks.rendering import markdown
 from tools.benchmarks.startup_rows import memory_rows, startup_rows
 from tools.benchmarks.streaming_rows import streaming_rows
+from tools.benchmarks.summary import summary
 from tools.benchmarks.targets import targets
 from tools.benchmarks.vector_rows import vector_rows
 
@@ -95,13 +97,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="few samples: shows that it runs, measures little")
     parser.add_argument("--only", help="sections, separated by commas")
     parser.add_argument("--data", type=Path, help="folder with the real tables (see tools/benchmarks/real_tables.py)")
-    parser.add_argument("--output", type=Path, help="folder for packing.json, packing.md and packing.svg")
+    parser.add_argument("--output", type=Path, help="folder for packing.json, packing.md, summary.md and packing.svg")
     parser.add_argument("--workloads", nargs="+", help="names; default: what each section is made for")
     parser.add_argument("--items", type=int, help="samples of most rows; default 100,000, or 2,000 with --quick")
     parser.add_argument("--scale", type=int, nargs="*", help="further n of section pack; default 1e3, 1e4, 1e6, 1e7")
     parser.add_argument("--repeats", type=int, default=5, help="runs of a method")
+    parser.add_argument("--join", type=Path, nargs="+", help="packing.json files of earlier runs, instead of measuring")
     parser.add_argument("--no-packages", action="store_true", help="leave out installed packages")
     arguments = parser.parse_args(argv)
+    if arguments.join:
+        sys.stdout.write(report([row for file in arguments.join for row in _read(file)], arguments.output))
+        return
     options = _options(arguments)
     sections = _sections(options)
     wanted = arguments.only.split(",") if arguments.only else list(sections)
@@ -132,8 +138,13 @@ def report(rows: Sequence[Row], output: Path | None) -> str:
         }
         _write(output / "packing.json", json.dumps(_without_nan(document), indent=1, allow_nan=False) + "\n")
         _write(output / "packing.md", tables)
+        _write(output / "summary.md", summary(rows))
         _write(output / "packing.svg", speed_against_excess(rows))
     return tables
+
+
+def _read(file: Path) -> list[Row]:
+    return [Row.from_json(row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
 
 
 def _write(file: Path, text: str) -> None:
