@@ -16,8 +16,8 @@ from packing.bin_bounds import packing_bound
 from packing.binding import binding
 from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray, as_capacity, as_matrix, at_least_one, check_items_fit
-from packing.problem import PackProblem
-from packing.registry import PACKERS, Packer, find
+from packing.problem import Packer, PackProblem
+from packing.registry import PACKERS, find
 from packing.results import PackResult, gap_to, stop_at
 from packing.scoring import score_terms, scores
 

@@ -1,11 +1,12 @@
-"""The checked input of an algorithm: what a packer, a partitioner and a grid placer receive."""
+"""The checked input of an algorithm: what a packer, a partitioner and a grid placer receive, and what they return."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from packing.inputs import IntArray
+from packing.inputs import IntArray, PartArray
 
 Objective = Literal["per_rank", "per_slot"]
 
@@ -108,3 +109,8 @@ class GridProblem:
     def num_items(self) -> int:
         """n."""
         return int(self.weights.shape[0])
+
+
+Packer = Callable[[PackProblem], tuple[PartArray, int]]
+Partitioner = Callable[[PartitionProblem], PartArray | None]
+GridPlacer = Callable[[GridProblem], PartArray | None]

@@ -5,7 +5,7 @@ partitioner  (PartitionProblem)  ->  part_of int32 [n], or None when it finds no
 grid placer  (GridProblem)       ->  cell_of int32 [n] = rank * num_slots + slot, or None
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -13,7 +13,6 @@ from packing.errors import PackingError
 from packing.grids.auto import auto as grid_auto
 from packing.grids.level_fill import level_fill
 from packing.grids.ranks_first import ranks_first
-from packing.inputs import PartArray
 from packing.packers.auto import auto as pack_auto
 from packing.packers.best_fit import best_fit_decreasing
 from packing.packers.exact import exact as exact_packing
@@ -28,11 +27,8 @@ from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt import lpt
 from packing.partitioners.lpt_refined import lpt_refined
 from packing.partitioners.multifit import multifit
-from packing.problem import GridProblem, PackProblem, PartitionProblem
+from packing.problem import GridPlacer, Packer, Partitioner
 
-Packer = Callable[[PackProblem], tuple[PartArray, int]]
-Partitioner = Callable[[PartitionProblem], PartArray | None]
-GridPlacer = Callable[[GridProblem], PartArray | None]
 _Algorithm = TypeVar("_Algorithm")
 
 PACKERS: Mapping[str, Packer] = MappingProxyType(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from packing.packers.vector_portfolio import vector_portfolio
 from packing.packers.vector_table import lay_out
 from packing.problem import PackProblem
 from packing.registry import PACKERS
+from tools.benchmarks.workloads import Workload, workload
 
 quick = settings(max_examples=60, deadline=None)
 EVERY_RULE = [*RULES, *(Rule(beta=rule.beta, spread=rule.spread, switch=rule.switch, trials=4) for rule in RULES)]
@@ -297,3 +299,17 @@ def test_results_are_the_same_without_the_compiler() -> None:
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 3
+
+
+def test_auto_takes_first_fit_where_it_wins_on_a_sample(shared_dir: Path) -> None:
+    samples = clipped_columns(workload("real_image_captions", 20_000, 0, data=shared_dir / "data"))
+    found = {
+        algorithm: pack(samples, capacity=[32_768, 126_326], algorithm=algorithm).num_bins
+        for algorithm in ("auto", "best_fit_decreasing", "first_fit")
+    }
+    assert found["first_fit"] < found["best_fit_decreasing"]
+    assert found["auto"] <= found["first_fit"]
+
+
+def clipped_columns(samples: Workload) -> IntArray:
+    return np.stack([samples.tokens.clip(max=32_768), samples.patches.clip(max=126_326)], axis=1)
