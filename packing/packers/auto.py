@@ -24,7 +24,8 @@ from packing.problem import Packer, PackProblem
 
 # The simple rules win rarely, and take a multiple of best-fit's time.
 _COMPARE_ITEMS = 2**17
-_COMPARE_VECTORS = 2**12  # with more vectors they are tried on so many first
+_COMPARE_VECTORS = 2**15  # with more vectors they are tried on a sample first
+_SAMPLE = 2**13
 
 
 def auto(problem: PackProblem) -> tuple[PartArray, int]:
@@ -50,7 +51,7 @@ def _others(problem: PackProblem) -> Sequence[Packer]:
         return simple if problem.num_items <= _COMPARE_ITEMS else ()
     if problem.num_items <= _COMPARE_VECTORS:
         return simple
-    sample = np.ascontiguousarray(problem.sizes[:: problem.num_items // _COMPARE_VECTORS])
+    sample = np.ascontiguousarray(problem.sizes[:: problem.num_items // _SAMPLE])
     part = replace(problem, sizes=sample, lower_bound=0, enough=0)
     to_beat = best_fit_decreasing(part)[1]
     return [packer for packer in simple[:2] if packer(part)[1] < to_beat]
