@@ -313,3 +313,10 @@ def test_auto_takes_first_fit_where_it_wins_on_a_sample(shared_dir: Path) -> Non
 
 def clipped_columns(samples: Workload) -> IntArray:
     return np.stack([samples.tokens.clip(max=32_768), samples.patches.clip(max=126_326)], axis=1)
+
+
+def test_a_capacity_that_rarely_binds_costs_nothing_against_the_scarcest_alone(shared_dir: Path) -> None:
+    samples = workload("real_internvl", 20_000, 0, data=shared_dir / "data")
+    sizes = np.stack([samples.tokens.clip(max=4096), samples.images], axis=1)
+    assert pack(sizes, capacity=[4096, 15]).gap > 0.02
+    assert pack(sizes, capacity=[4096, 15], algorithm="auto").gap < 0.003
