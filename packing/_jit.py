@@ -3,9 +3,14 @@
 Kernels are lazy (compiled or loaded from packing/_kernel_cache.py at the first call), release the GIL, and never use
 parallel=True: they run inside forked loader workers, where a thread pool started by the parent would abort. With
 NUMBA_DISABLE_JIT=1 they are plain Python.
+
+A fork waits until no other thread compiles or loads a kernel (seconds at worst): the child would inherit numba's lock
+from a thread that does not exist in it, and its first kernel would wait for ever.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import numba
@@ -13,6 +18,19 @@ import numba
 from packing._kernel_cache import add_cache
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _guard_forks() -> None:
+    try:
+        lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
+        acquire, release = lock.acquire, lock.release
+    except (ImportError, AttributeError):  # another numba: kernels work, only such a fork may hang
+        return
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
+
+
+_guard_forks()
 
 
 def jit(function: _Function) -> _Function:

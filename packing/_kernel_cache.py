@@ -49,11 +49,11 @@ _warned: set[str] = set()
 counts: Counter[str] = Counter()  # kernels "loaded" and "compiled" by this process
 
 
-def warn_once(kind: str, text: str, *values: object) -> None:
-    """Log a warning, but only the first of its kind in this process."""
+def warn_once(kind: str, text: str, *values: object, level: int = logging.WARNING) -> None:
+    """Log a message, but only the first of its kind in this process."""
     if kind not in _warned:
         _warned.add(kind)
-        _log.warning(text, *values)
+        _log.log(level, text, *values)
 
 
 def add_cache(kernel: Any, function: Callable[..., Any]) -> None:
@@ -104,6 +104,8 @@ class KernelCache:
                     return compiled
         except Exception as error:  # whatever it is, compiling anew is right
             warn_once("load", "cannot load a kernel from its cache, so it is compiled anew: %s", _describe(error))
+        if not counts:  # the first kernel of this process: several seconds that would look like a hang
+            warn_once("begin", "compiling kernels, once per installation", level=logging.INFO)
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -135,9 +137,8 @@ def _folders() -> Iterator[Path]:
         yield Path(home, "numba", installation)
 
 
-def _distrust(path: Path) -> str | None:
-    """Why code from `path` must not run, or None."""
-    status = path.stat()
+def _distrust(path: Path, status: os.stat_result) -> str | None:
+    """Why code from `path`, of that status, must not run, or None."""
     if status.st_mode & stat.S_IWOTH:
         return f"anybody may write {path}"
     if status.st_uid not in {os.geteuid(), 0, _owner()}:
@@ -151,14 +152,24 @@ def _owner() -> int:
 
 
 def _read(path: Path, stamp: bytes) -> bytes | None:
-    """The payload of a cache file that is whole, of these sources, and written by someone we trust."""
+    """The payload of a cache file that is whole, of these sources, and written by someone we trust.
+
+    A link is followed: who may write the folder decides what it holds, and the file it names is checked as well.
+    """
     try:
-        data = path.read_bytes()
-        reason = _distrust(path.parent) or _distrust(path)
-    except OSError:
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())  # of what is read, whatever the name points to by now
+            if not stat.S_ISREG(status.st_mode):
+                raise IsADirectoryError  # or a pipe, or a device
+            reason = _distrust(path.parent, path.parent.stat()) or _distrust(path, status)
+            if reason:
+                warn_once("trust", "the cache of compiled kernels is not used: %s", reason)
+                return None
+            data = file.read()
+    except IsADirectoryError:
+        warn_once("kind", "%s is not a regular file, so this kernel is compiled anew; remove it", path)
         return None
-    if reason:
-        warn_once("trust", "the cache of compiled kernels is not used: %s", reason)
+    except OSError:
         return None
     if hashlib.sha256(data[_DIGEST_SIZE:]).digest() != data[:_DIGEST_SIZE]:
         warn_once("damage", "%s is damaged, so this kernel is compiled anew", path)
@@ -168,30 +179,38 @@ def _read(path: Path, stamp: bytes) -> bytes | None:
     return data[2 * _DIGEST_SIZE :]
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Without O_NONBLOCK, opening a pipe waits for somebody who writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _write(name: str, data: bytes) -> None:
     failures = []
     for folder in _folders():
         temporary = folder / f"{name}.{uuid.uuid4().hex}.tmp"
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            reason = _distrust(folder)
+            reason = _distrust(folder, folder.stat())
             if reason:
                 raise PermissionError(reason)
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
                 file.write(data)
             temporary.replace(folder / name)
+            return
+        except IsADirectoryError:  # `_read` has warned of a folder of this name
+            continue
         except OSError as error:
             failures.append(str(error))
+        finally:  # also when the user interrupts
             with suppress(OSError):
                 temporary.unlink()
-        else:
-            return
-    warn_once(
-        "write",
-        "no writable cache for compiled kernels, so each process compiles them anew (%s). "
-        "Set NUMBA_CACHE_DIR to a writable folder.",
-        "; ".join(failures),
-    )
+    if failures:
+        warn_once(
+            "write",
+            "no writable cache for compiled kernels, so each process compiles them anew (%s). "
+            "Set NUMBA_CACHE_DIR to a writable folder.",
+            "; ".join(failures),
+        )
 
 
 def _externals(library: Any) -> tuple[str, ...]:

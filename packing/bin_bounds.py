@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from packing.inputs import IntArray, as_capacity, as_matrix, at_least_one, check_items_fit
+from packing.inputs import IntArray, as_sizes, at_least_one
 from packing.size_classes import table_pays
 
 
@@ -28,12 +28,9 @@ def bin_lower_bound(
     Raises:
         PackingError and its kinds: as `pack`.
     """
-    matrix = as_matrix(sizes, "sizes")
-    limits = as_capacity(capacity, matrix.shape[1])
-    check_items_fit(matrix, limits)
-    if max_items_per_bin is not None:
-        at_least_one(max_items_per_bin, "max_items_per_bin")
-    return packing_bound(matrix, limits, max_items_per_bin)
+    matrix, limits = as_sizes(sizes, capacity)
+    most = None if max_items_per_bin is None else at_least_one(max_items_per_bin, "max_items_per_bin", limit=None)
+    return packing_bound(matrix, limits, most)
 
 
 def packing_bound(sizes: IntArray, capacity: IntArray, max_items_per_bin: int | None = None) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from packing.bin_bounds import packing_bound
 from packing.binding import binding
 from packing.grouping import group_by_bin
-from packing.inputs import IntArray, PartArray, as_capacity, as_matrix, at_least_one, check_items_fit
+from packing.inputs import IntArray, PartArray, as_sizes, at_least_one, check_count
 from packing.problem import Packer, PackProblem
 from packing.registry import PACKERS, find
 from packing.results import PackResult, gap_to, stop_at
@@ -39,7 +39,7 @@ def pack(
         algorithm: a name of `packing.registry.PACKERS`; `next_fit` keeps the input order.
         max_items_per_bin: further limit on the number of items.
         num_bins_multiple: the number of bins becomes a multiple of this by splitting the fullest bins that hold two
-            items or more; bins are empty only where n is smaller than that multiple.
+            items or more; bins are empty only where n is smaller than that multiple. At most 2**24, or n if larger.
         target_gap: relative distance to the lower bound at which algorithms that search on stop; 0 searches to the end.
 
     Returns:
@@ -49,14 +49,13 @@ def pack(
         ItemTooLargeError: an item above a capacity (index, size, capacity, column).
         NegativeSizeError, SizeOverflowError, CapacityError, PackingError: malformed input.
     """
-    matrix = as_matrix(sizes, "sizes")
-    limits = as_capacity(capacity, matrix.shape[1])
-    multiple = at_least_one(num_bins_multiple, "num_bins_multiple")
+    matrix, limits = as_sizes(sizes, capacity)
     num_items = matrix.shape[0]
+    multiple = at_least_one(num_bins_multiple, "num_bins_multiple")
+    check_count(multiple, num_items, "num_bins_multiple")
     packer = find(PACKERS, algorithm)
-    check_items_fit(matrix, limits)
-    most = num_items if max_items_per_bin is None else at_least_one(max_items_per_bin, "max_items_per_bin")
-    bound = packing_bound(matrix, limits, max_items_per_bin)
+    most = num_items if max_items_per_bin is None else at_least_one(max_items_per_bin, "max_items_per_bin", limit=None)
+    bound = packing_bound(matrix, limits, most)
     problem = PackProblem(sizes=matrix, capacity=limits, lower_bound=bound, enough=stop_at(bound, target_gap))
     bin_of, num_bins = _pack_limited(packer, problem, most)
     order, offsets, load = group_by_bin(bin_of, matrix, num_bins)
@@ -101,35 +100,43 @@ def _pack_limited(packer: Packer, problem: PackProblem, most: int) -> tuple[Part
 def _split(  # noqa: PLR0917  the pieces of a result that does not exist yet
     order: IntArray, offsets: IntArray, sizes: IntArray, load: IntArray, capacity: IntArray, num_bins: int
 ) -> IntArray:
-    """Offsets of `num_bins` bins: cut the fullest divisible bin in two equal halves, again and again.
+    """Offsets of `num_bins` bins: cut the fullest divisible bin (of equals the one with most items) in two, again and
+    again, where the larger half is smallest (of equals nearest the middle).
 
     Cuts are contiguous and the new bin follows the old one, so an order-preserving packing stays one. Only the items
     of bins that are cut are looked at.
     """
     terms = score_terms(sizes, capacity)
     num_cuts = num_bins - load.shape[0]
-    divisible = np.flatnonzero(np.diff(offsets) >= 2)
+    counts = np.diff(offsets)
+    divisible = np.flatnonzero(counts >= 2)
     fullness = scores(load[divisible], *terms)
     if num_cuts < divisible.shape[0]:  # every cut divides one bin, so only the fullest `num_cuts` can be touched
         least = np.partition(fullness, -num_cuts)[-num_cuts]
         fuller = np.flatnonzero(fullness > least)
-        ties = np.flatnonzero(fullness == least)[: num_cuts - fuller.shape[0]]
-        chosen = np.concatenate([fuller, ties])
+        ties = np.flatnonzero(fullness == least)
+        most_first = np.argsort(-counts[divisible[ties]], kind="stable")
+        chosen = np.concatenate([fuller, ties[most_first[: num_cuts - fuller.shape[0]]]])
         divisible, fullness = divisible[chosen], fullness[chosen]
-    heap = list(zip((-fullness).tolist(), offsets[divisible].tolist(), offsets[divisible + 1].tolist(), strict=True))
+    heap = [
+        (negative, start - stop, start, stop)
+        for negative, start, stop in zip(
+            (-fullness).tolist(), offsets[divisible].tolist(), offsets[divisible + 1].tolist(), strict=True
+        )
+    ]
     heapq.heapify(heap)
     cuts: list[int] = []
     while heap and len(cuts) < num_cuts:
-        negative, start, stop = heapq.heappop(heap)
+        negative, _, start, stop = heapq.heappop(heap)
         left = np.cumsum(scores(sizes[order[start : stop - 1]], *terms))
-        place = int(np.argmin(np.maximum(left, -negative - left)))
-        if negative == 0:  # nothing but zeros: halve the number of items
-            place = (stop - start) // 2 - 1
+        larger = np.maximum(left, -negative - left)
+        places = np.flatnonzero(larger == larger.min())
+        place = int(places[np.argmin(np.abs(2 * (places + 1) - (stop - start)))])
         cut, half = start + place + 1, int(left[place])
         cuts.append(cut)
         if cut - start >= 2:
-            heapq.heappush(heap, (-half, start, cut))
+            heapq.heappush(heap, (-half, start - cut, start, cut))
         if stop - cut >= 2:
-            heapq.heappush(heap, (negative + half, cut, stop))
+            heapq.heappush(heap, (negative + half, cut - stop, cut, stop))
     empty = np.full(num_cuts - len(cuts), offsets[-1])  # more bins than items
     return np.concatenate([np.sort(np.concatenate([offsets, np.array(cuts, np.int64)])), empty])

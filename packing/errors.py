@@ -58,29 +58,45 @@ class InfeasiblePartitionError(PackingError):
     """No assignment within the capacities was found.
 
     Attributes:
-        num_parts: parts that were available.
+        num_parts: parts (or cells of a grid) that were available.
         num_bins_bound: parts that any assignment needs (a lower bound).
         num_bins_found: parts that best-fit-decreasing needs.
         proven: True when that bound exceeds `num_parts`, or some part would have to exceed a capacity; False when only
             the search failed.
+        grid: ranks and slots, where the parts are the cells of a grid; else None.
     """
 
-    def __init__(self, num_parts: int, num_bins_bound: int, num_bins_found: int, proven: bool) -> None:
+    def __init__(
+        self,
+        num_parts: int,
+        num_bins_bound: int,
+        num_bins_found: int,
+        proven: bool,
+        grid: tuple[int, int] | None = None,
+    ) -> None:
         self.num_parts, self.num_bins_bound = num_parts, num_bins_bound
-        self.num_bins_found, self.proven = num_bins_found, proven
-        super().__init__(num_parts, num_bins_bound, num_bins_found, proven)
+        self.num_bins_found, self.proven, self.grid = num_bins_found, proven, grid
+        super().__init__(num_parts, num_bins_bound, num_bins_found, proven, grid)
+
+    @property
+    def unit(self) -> str:
+        """What the items were to be assigned to: parts or cells."""
+        return "parts" if self.grid is None else "cells"
 
     def __str__(self) -> str:
         if self.num_bins_bound > self.num_parts:
-            verdict = f"proven impossible: any assignment needs at least {self.num_bins_bound} parts"
+            verdict = f"proven impossible: any assignment needs at least {self.num_bins_bound} {self.unit}"
         elif self.proven:
-            verdict = "proven impossible: in any assignment some part exceeds a capacity"
+            verdict = f"proven impossible: in any assignment some {self.unit[:-1]} exceeds a capacity"
         else:
             verdict = (
-                f"not proven impossible: at least {self.num_bins_bound} parts are needed, {self.num_bins_found} were"
-                " needed by best-fit-decreasing"
+                f"not proven impossible: at least {self.num_bins_bound} {self.unit} are needed,"
+                f" {self.num_bins_found} were needed by best-fit-decreasing"
             )
+        shape, more = "", "parts"
+        if self.grid is not None:
+            shape, more = f" ({self.grid[0]} ranks x {self.grid[1]} slots)", "slots"
         return (
-            f"no assignment to {self.num_parts} parts within the capacities was found ({verdict}); "
-            "use more parts or a larger capacity"
+            f"no assignment to {self.num_parts} {self.unit}{shape} within the capacities was found ({verdict}); "
+            f"use more {more} or a larger capacity"
         )

@@ -18,7 +18,7 @@ from packing.bin_bounds import packing_bound
 from packing.errors import InfeasiblePartitionError, PackingError
 from packing.grid_bounds import grid_bound
 from packing.grids.cells import cell_loads, objective_value
-from packing.inputs import IntArray, as_limits, as_weights, at_least_one
+from packing.inputs import IntArray, as_limits, as_weights, at_least_one, check_count
 from packing.packers.best_fit import best_fit_decreasing
 from packing.problem import GridProblem, Objective, PackProblem
 from packing.registry import GRID_PLACERS, find
@@ -43,7 +43,7 @@ def partition_grid(
 
     Args:
         weights: integers [n], or [n, S] for S stages that every cell works through (nanoseconds, say).
-        num_ranks, num_slots: R and M.
+        num_ranks, num_slots: R and M. Slots beyond the number of items stay empty.
         capacity, sizes: sizes [n] or [n, d] and the limit of a cell in each dimension; give both or none.
         objective: `per_rank`, the largest over ranks and stages of the sum over slots, with the cells of a rank even
             as far as possible; or `per_slot`, the sum over slots of the largest over ranks and stages.
@@ -51,10 +51,13 @@ def partition_grid(
         target_gap: relative distance to the lower bound at which the search stops.
 
     Returns:
-        A `GridResult`. All loads are 0 for no items.
+        A `GridResult`. All loads are 0 for no items. Its `gap` judges the algorithm, by the bound; `rank_ratio` and
+        `sync_ratio` judge what waiting costs, by a perfectly even grid, which may not exist. `per_rank` stops at
+        `target_gap`, so that its `rank_ratio` can be 1.0001 where 1 is possible.
 
     Raises:
-        InfeasiblePartitionError: no assignment within the capacities was found; `.proven` says whether none exists.
+        InfeasiblePartitionError: no assignment within the capacities was found; `.proven` says whether none exists,
+            and then no search was tried.
             One is always found when best-fit-decreasing packs the sizes into R * M bins.
         ItemTooLargeError: an item above a capacity.
         NegativeSizeError, SizeOverflowError, CapacityError, PackingError: malformed input.
@@ -63,27 +66,34 @@ def partition_grid(
         raise PackingError(f"unknown objective {objective!r}; available: {', '.join(get_args(Objective))}")
     matrix = as_weights(weights)
     ranks, slots = at_least_one(num_ranks, "num_ranks"), at_least_one(num_slots, "num_slots")
+    check_count(ranks * slots, matrix.shape[0], "num_ranks * num_slots")
     limited, limits = as_limits(sizes, capacity, matrix.shape[0])
+    placer = find(GRID_PLACERS, algorithm)
     costs = _costly(matrix)
-    bound = grid_bound(costs, ranks, slots, limited, limits, per_slot=objective == "per_slot")
+    # No more slots than items are ever needed, in the best grid too; one more, so that cells may stay empty.
+    used = min(slots, matrix.shape[0] + 1)
+    bound = grid_bound(costs, ranks, used, limited, limits, per_slot=objective == "per_slot")
     problem = GridProblem(
         weights=costs,
         num_ranks=ranks,
-        num_slots=slots,
+        num_slots=used,
         sizes=limited,
         capacity=limits,
         objective=objective,
         lower_bound=bound,
         enough=stop_at(bound, target_gap),
     )
-    cell_of = find(GRID_PLACERS, algorithm)(problem)
+    needed = packing_bound(limited, limits) if limits.size else 0
+    proven = needed > ranks * slots
+    cell_of = None if proven else placer(problem)
     if cell_of is None:
-        raise _infeasible(problem)
-    load = cell_loads(matrix, cell_of, ranks, slots)
+        raise InfeasiblePartitionError(ranks * slots, needed, _bins_found(problem), proven, (ranks, slots))
+    load = np.zeros((ranks, slots, matrix.shape[1]), np.int64)
+    load[:, :used] = cell_loads(matrix, cell_of, ranks, used)
     value = objective_value(load, objective)
     return GridResult(
-        rank_of=cell_of // np.int32(slots),
-        slot_of=cell_of % np.int32(slots),
+        rank_of=cell_of // np.int32(used),
+        slot_of=cell_of % np.int32(used),
         load=load,
         makespan=value,
         lower_bound=bound,
@@ -99,10 +109,7 @@ def _costly(weights: IntArray) -> IntArray:
     return weights if len(stages) == weights.shape[1] else np.ascontiguousarray(weights[:, stages])
 
 
-def _infeasible(problem: GridProblem) -> InfeasiblePartitionError:
+def _bins_found(problem: GridProblem) -> int:
     cells = problem.num_ranks * problem.num_slots
-    needed = packing_bound(problem.sizes, problem.capacity, None)
-    _, found = best_fit_decreasing(
-        PackProblem(sizes=problem.sizes, capacity=problem.capacity, lower_bound=0, enough=cells)
-    )
-    return InfeasiblePartitionError(cells, needed, found, needed > cells)
+    packing = PackProblem(sizes=problem.sizes, capacity=problem.capacity, lower_bound=0, enough=cells)
+    return best_fit_decreasing(packing)[1]

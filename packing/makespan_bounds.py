@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packing.errors import PackingError
-from packing.inputs import IntArray, as_weights, at_least_one
+from packing.inputs import IntArray, as_flag, as_weights, at_least_one
 
 StageNorm = Literal["max", "sum"]
 
@@ -33,7 +33,7 @@ def makespan_lower_bound(
         PackingError and its kinds: as `partition`.
     """
     costs = stage_costs(as_weights(weights), stage_norm)
-    return partition_bound(costs, at_least_one(num_parts, "num_parts"), equal_count)
+    return partition_bound(costs, at_least_one(num_parts, "num_parts"), as_flag(equal_count, "equal_count"))
 
 
 def stage_costs(stages: IntArray, stage_norm: StageNorm) -> IntArray:
@@ -42,7 +42,7 @@ def stage_costs(stages: IntArray, stage_norm: StageNorm) -> IntArray:
     Raises:
         PackingError: an unknown norm.
     """
-    if stage_norm not in get_args(StageNorm):
+    if not isinstance(stage_norm, str) or stage_norm not in get_args(StageNorm):
         raise PackingError(f"unknown stage_norm {stage_norm!r}; available: {', '.join(get_args(StageNorm))}")
     if stage_norm == "max" or stages.shape[1] == 1:
         return stages

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from packing.bin_bounds import packing_bound
 from packing.errors import InfeasiblePartitionError
 from packing.grouping import group_by_bin
-from packing.inputs import IntArray, as_limits, as_weights, at_least_one
+from packing.inputs import IntArray, as_flag, as_limits, as_weights, at_least_one, check_count
 from packing.makespan_bounds import StageNorm, partition_bound, stage_costs
 from packing.packers.best_fit import best_fit_decreasing
 from packing.partitioners.refine import refine
@@ -45,10 +45,12 @@ def partition(
         target_gap: relative distance to the lower bound at which algorithms that search on stop; 0 searches to the end.
 
     Returns:
-        A `PartitionResult`. All loads are 0 for no items.
+        A `PartitionResult`. All loads are 0 for no items. A gap above `target_gap` need not mean a poor partition: the
+        bound may be loose. After `exact` it is, as that partition is optimal, unless its step limit was reached.
 
     Raises:
-        InfeasiblePartitionError: no assignment within the capacities was found; `.proven` says whether none exists.
+        InfeasiblePartitionError: no assignment within the capacities was found; `.proven` says whether none exists,
+            and then no search was tried.
             One is always found when best-fit-decreasing packs the sizes into k bins (and counts are free), and nearly
             always where the sizes spread over the parts with a little room left.
         ItemTooLargeError: an item above a capacity.
@@ -57,6 +59,8 @@ def partition(
     matrix = as_weights(weights)
     costs = _competing(stage_costs(matrix, stage_norm))
     parts = at_least_one(num_parts, "num_parts")
+    check_count(parts, matrix.shape[0], "num_parts")
+    equal_count = as_flag(equal_count, "equal_count")
     limited, limits = as_limits(sizes, capacity, matrix.shape[0])
     bound = partition_bound(costs, parts, equal_count)
     problem = PartitionProblem(
@@ -68,11 +72,14 @@ def partition(
         lower_bound=bound,
         enough=stop_at(bound, target_gap),
     )
-    part_of = find(PARTITIONERS, algorithm)(problem)
+    partitioner = find(PARTITIONERS, algorithm)
+    needed = _needed(problem)
+    proven = needed > parts or _too_full(problem)
+    part_of = None if proven else partitioner(problem)
     if part_of is None:
-        start = within_capacity(problem)
+        start = None if proven else within_capacity(problem)
         if start is None:
-            raise _infeasible(problem)
+            raise InfeasiblePartitionError(parts, needed, best_fit_decreasing(problem.packing())[1], proven)
         part_of = refine(problem, start)
     _, _, load = group_by_bin(part_of, matrix, problem.num_parts)
     makespan = int(stage_costs(load, stage_norm).max())
@@ -92,11 +99,16 @@ def _competing(stages: IntArray) -> IntArray:
     return stages if len(costly) == stages.shape[1] else np.ascontiguousarray(stages[:, costly])
 
 
-def _infeasible(problem: PartitionProblem) -> InfeasiblePartitionError:
+def _needed(problem: PartitionProblem) -> int:
+    """Parts that any assignment within the capacities needs."""
     most = problem.base_count + (problem.num_extra > 0) if problem.equal_count else None
-    needed = packing_bound(problem.sizes, problem.capacity, most)
-    _, found = best_fit_decreasing(problem.packing())
-    columns = [problem.sizes[:, [column]] for column in range(problem.sizes.shape[1])]
-    fullest = [partition_bound(column, problem.num_parts, problem.equal_count) for column in columns]
-    proven = needed > problem.num_parts or any(fullest > problem.capacity)
-    return InfeasiblePartitionError(problem.num_parts, needed, found, proven)
+    return packing_bound(problem.sizes, problem.capacity, most) if problem.capacity.size else 0
+
+
+def _too_full(problem: PartitionProblem) -> bool:
+    """Whether some part exceeds a capacity in any assignment: sizes are weights whose makespan has a bound too."""
+    columns = (np.ascontiguousarray(problem.sizes[:, [column]]) for column in range(problem.sizes.shape[1]))
+    return any(
+        partition_bound(column, problem.num_parts, problem.equal_count) > limit
+        for column, limit in zip(columns, problem.capacity, strict=True)
+    )

@@ -69,6 +69,6 @@ def find(algorithms: Mapping[str, _Algorithm], name: str) -> _Algorithm:
     Raises:
         PackingError: an unknown name; the text lists the known ones.
     """
-    if name not in algorithms:
+    if not isinstance(name, str) or name not in algorithms:
         raise PackingError(f"unknown algorithm {name!r}; available: {', '.join(sorted(algorithms))}")
     return algorithms[name]

@@ -16,6 +16,13 @@ def _freeze_arrays(record: object) -> None:
             value.setflags(write=False)
 
 
+def _summary(result: "PackResult | PartitionResult | GridResult", **counts: int) -> str:
+    """One line without the arrays."""
+    shown = [f"{name}={value}" for name, value in counts.items()]
+    shown += [f"lower_bound={result.lower_bound}", f"gap={result.gap:.3g}", f"algorithm={result.algorithm!r}"]
+    return f"{type(result).__name__}({', '.join(shown)})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackResult:
     """Bins for n items in d dimensions.
@@ -45,8 +52,17 @@ class PackResult:
     def __post_init__(self) -> None:
         _freeze_arrays(self)
 
+    def __repr__(self) -> str:
+        return _summary(self, items=self.bin_of.shape[0], bins=self.num_bins)
+
     def items(self, bin_index: int) -> IntArray:
-        """Item indices of one bin, ascending."""
+        """Item indices of one bin, ascending.
+
+        Raises:
+            IndexError: no such bin; negative indices do not count from the end.
+        """
+        if not 0 <= bin_index < self.num_bins:
+            raise IndexError(f"bin {bin_index} does not exist; the {self.num_bins} bins are numbered from 0")
         return self.order[self.offsets[bin_index] : self.offsets[bin_index + 1]]
 
 
@@ -57,7 +73,7 @@ class PartitionResult:
     Attributes:
         part_of: int32 [n], the part of each item.
         load: int64 [k, S], summed weight of each part and stage.
-        makespan: the largest entry of `load`.
+        makespan: the largest entry of `load`; with `stage_norm="sum"` the largest sum of a part's entries.
         lower_bound: no partition has a smaller makespan than this.
         gap: makespan / lower_bound - 1; 0 is proven optimal.
         algorithm: name of the algorithm that produced it.
@@ -72,6 +88,9 @@ class PartitionResult:
 
     def __post_init__(self) -> None:
         _freeze_arrays(self)
+
+    def __repr__(self) -> str:
+        return _summary(self, items=self.part_of.shape[0], parts=self.load.shape[0], makespan=self.makespan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,6 +119,10 @@ class GridResult:
 
     def __post_init__(self) -> None:
         _freeze_arrays(self)
+
+    def __repr__(self) -> str:
+        ranks, slots, _ = self.load.shape
+        return _summary(self, items=self.rank_of.shape[0], ranks=ranks, slots=slots, makespan=self.makespan)
 
     @property
     def cell_of(self) -> PartArray:
@@ -136,9 +159,10 @@ def stop_at(lower_bound: int, target_gap: float) -> int:
     Raises:
         PackingError: a gap below 0, or not a number.
     """
-    if not 0 <= target_gap < 2**20:
+    is_number = isinstance(target_gap, (int, float, np.integer, np.floating)) and not isinstance(target_gap, bool)
+    if not is_number or not 0 <= target_gap < 2**20:
         raise PackingError(f"target_gap is {target_gap!r}; give a relative distance of at least 0, such as 0.001")
-    return min(lower_bound + int(lower_bound * target_gap), MAX_TOTAL)
+    return min(lower_bound + int(lower_bound * float(target_gap)), MAX_TOTAL)
 
 
 def gap_to(value: int, lower_bound: int) -> float:

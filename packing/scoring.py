@@ -18,7 +18,10 @@ _WEIGHT_BITS = 45
 
 
 def score_terms(sizes: IntArray, capacity: IntArray) -> tuple[IntArray, IntArray]:
-    """(shift [d], weight [d]) such that the score of a full bin stays below 2**62."""
+    """(shift [d], weight [d]) such that the score of a full bin stays below 2**62.
+
+    A dimension scores at most _DEMAND_STEPS << _WEIGHT_BITS = 2**55, and there are at most MAX_COLUMNS + 1 of them.
+    """
     limits = [int(value) for value in capacity]
     if len(limits) == 1:
         return np.zeros(1, np.int64), np.ones(1, np.int64)

@@ -32,8 +32,9 @@ from packing.inputs import (
     check_items_fit,
     column_totals,
 )
+from packing.results import gap_to
 from packing.stream_rule import advance
-from packing.stream_state import StreamedBin, StreamOptions, StreamState, read_options, read_state
+from packing.stream_state import StreamedBin, StreamOptions, StreamState, cut_bins, read_options, read_state
 from packing.stream_window import FIRST_SIZE, NUMBER, SCORE, window_scores, window_terms
 
 MAX_LOOKAHEAD = 2**20
@@ -47,6 +48,8 @@ class StreamingPacker:
         num_items: items taken in so far; the next one gets this number.
         num_bins: bins finished so far, popped or not.
         num_waiting: items taken in and not yet in a bin; at most `lookahead`.
+        num_ready: bins that wait to be popped.
+        fill, lower_bound, gap: how full bins are, and how far from the fewest possible.
     """
 
     def __init__(
@@ -96,6 +99,38 @@ class StreamingPacker:
         """float64 [d]: used over capacity of all bins finished so far; 0 before the first."""
         rooms = [max(1, self.num_bins * int(limit)) for limit in self._capacity]
         return np.array([used / room for used, room in zip(self._used, rooms, strict=True)])
+
+    @property
+    def lower_bound(self) -> int:
+        """Bins that any packing of all items so far needs, waiting ones too: by total size, and by number.
+
+        ceil(total / capacity) of the scarcest dimension, or ceil(num_items / max_items_per_bin): no more can be said
+        without keeping every item. The optimum is above it where items do not fit together, such as many above half.
+        """
+        waiting = self._window[FIRST_SIZE : FIRST_SIZE + self._num_columns, : self.num_waiting]
+        totals = [used + more for used, more in zip(self._used, column_totals(waiting.T), strict=True)]
+        return self._bound(totals, self.num_items)
+
+    @property
+    def gap(self) -> float:
+        """Finished bins over what their items need by the rule of `lower_bound`, minus 1; 0 before the first.
+
+        0 is proven optimal for these items. After `flush` they are all items, and `gap` is num_bins / lower_bound - 1.
+        """
+        return gap_to(self.num_bins, self._bound(self._used, self.num_items - self.num_waiting))
+
+    def _bound(self, totals: Sequence[int], num_items: int) -> int:
+        most = self._options.max_items_per_bin or max(1, num_items)
+        limits = zip([*totals, num_items], [*self._options.capacity, most], strict=True)
+        return max(-(-total // limit) for total, limit in limits)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self._options.as_json().items())
+        fill = ", ".join(f"{share:.3f}" for share in self.fill)
+        return (
+            f"StreamingPacker({options}; num_items={self.num_items}, num_bins={self.num_bins}, "
+            f"num_waiting={self.num_waiting}, fill=[{fill}])"
+        )
 
     def add(self, sizes: npt.ArrayLike) -> None:
         """Take in items, numbered in order of arrival. A call that raises takes in none.
@@ -207,11 +242,7 @@ class StreamingPacker:
         self.num_bins += ends.shape[0]
         order, load = order.copy(), load[:, : self._num_columns].copy()  # the kernel's arrays are longer than needed
         self._used = [before + more for before, more in zip(self._used, column_totals(load), strict=True)]
-        order.flags.writeable = load.flags.writeable = False
-        start = 0
-        for index, stop in enumerate(ends.tolist()):
-            self._ready.append(StreamedBin(items=order[start:stop], load=load[index]))
-            start = stop
+        self._ready.extend(cut_bins(order, ends, load))
 
 
 def pack_stream(
@@ -221,13 +252,25 @@ def pack_stream(
     lookahead: int,
     max_items_per_bin: int | None = None,
 ) -> Iterator[StreamedBin]:
-    """Bins of a stream of items, or of arrays of items, as soon as each is finished; the rest when the stream ends."""
+    """Bins of a stream of items, or of arrays of items, as soon as each is finished; the rest when the stream ends.
+
+    Raises:
+        CapacityError, PackingError: malformed options, or no iterable; at the call. Of the items: where they are met.
+    """
     packer = StreamingPacker(capacity, lookahead, max_items_per_bin=max_items_per_bin)
-    for sizes in stream:
-        packer.add(sizes)
-        while (one := packer.pop()) is not None:
-            yield one
-    yield from packer.flush()
+    try:
+        arrivals = iter(stream)
+    except TypeError:
+        raise PackingError(f"stream has type {type(stream).__name__}; give an iterable of items or of arrays") from None
+
+    def bins() -> Iterator[StreamedBin]:
+        for sizes in arrivals:
+            packer.add(sizes)
+            while (one := packer.pop()) is not None:
+                yield one
+        yield from packer.flush()
+
+    return bins()
 
 
 def pack_windowed(

@@ -38,7 +38,8 @@ def warm_up(*, grid: bool = False, every_algorithm: bool = False) -> float:
             streams.
 
     Returns:
-        Seconds it took. They are logged (logger `packing`, level info) when a kernel was compiled or loaded.
+        Seconds it took. They are logged (logger `packing`, level info) when a kernel was compiled or loaded. Where
+        none could be loaded, "compiling kernels" is logged as the first one begins to compile.
     """
     start = time.perf_counter()
     before = counts.copy()

@@ -1,6 +1,6 @@
 """Best-fit-decreasing beyond the scalar route: several dimensions, or one with a capacity too large for a table.
 
-    sizes [n, d]    d = 1: best-fit in buckets of free space
+    sizes [n, d]    d = 1: best-fit over a sorted list of free spaces, O(n log n) and short moves
                     d > 1: fill bins by the rule that is best on a sample
 
 Several dimensions: which way of filling (packing/packers/vector_fill.py) is best depends on how scarce the dimensions
@@ -12,16 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from packing._jit import jit, jit_inner
+from packing._jit import jit
 from packing.binding import column_sums
-from packing.bitset import empty_set, find_at_least, insert, remove
 from packing.inputs import IntArray, PartArray
 from packing.packers.vector_fill import Rule, fill_bins
 from packing.packers.vector_table import lay_out
+from packing.sorted_blocks import empty_list, find_first, insert_before, take_out
 
 _SAMPLE = 2048  # rows on which the rules are compared
 _CLOSE = 1024  # a rule within 1 / _CLOSE of the bound needs no comparison
-_BUCKET_BITS = 17
 
 # In the order of how often they win on (tokens, images), (tokens, patches) and (tokens, count).
 RULES = (
@@ -78,74 +77,40 @@ def _num_bins(found: tuple[Rule, tuple[PartArray, int]]) -> int:
 
 def _best_fit_of_one(sizes: IntArray, capacity: int) -> tuple[PartArray, int]:
     order = np.argsort(-sizes, kind="stable")
-    shift = max(0, capacity.bit_length() - _BUCKET_BITS)
-    words, starts = empty_set((capacity >> shift) + 1)
-    bin_of, num_bins = _best_fit_wide(sizes, order, capacity, shift, words, starts)
+    bin_of, num_bins = _best_fit_wide(sizes, order, capacity, *empty_list(sizes.shape[0] + 1))
     return bin_of, int(num_bins)
-
-
-@jit_inner
-def _enlist(index: int, bucket: int, residual: IntArray, first: IntArray, after: IntArray) -> None:
-    """Put a bin into the list of its bucket: ascending residuals, before its equals."""
-    before, behind = -1, first[bucket]
-    while behind >= 0 and residual[behind] < residual[index]:
-        before, behind = behind, after[behind]
-    after[index] = behind
-    if before >= 0:
-        after[before] = index
-    else:
-        first[bucket] = index
 
 
 @jit
 def _best_fit_wide(  # noqa: PLR0917  kernels take flat arguments
-    sizes: IntArray, order: IntArray, capacity: int, shift: int, words: IntArray, starts: IntArray
+    sizes: IntArray, order: IntArray, capacity: int, blocks: IntArray, spine: IntArray, count: IntArray
 ) -> tuple[PartArray, int]:
-    """Open bins in buckets by residual >> shift, each a list of ascending residuals, among equals the one touched
-    last first; a bitset knows the buckets in use. Bins that no positive size fits are in no list."""
-    num_items = sizes.shape[0]
-    num_buckets = (capacity >> shift) + 1
-    first = np.full(num_buckets, -1, np.int64)
-    after = np.empty(num_items, np.int64)
-    residual = np.empty(num_items, np.int64)
-    bin_of = np.empty(num_items, np.int32)
+    """Open bins in a sorted list by free space, among equals the one touched last first. Bins that no positive size
+    fits are left out; the last entry, roomier than any bin, stands for a new one."""
+    bin_of = np.empty(sizes.shape[0], np.int32)
     smallest = capacity
     for size in sizes:
         if size > 0:
             smallest = min(smallest, size)
-    num_bins, fullest = 0, -1
+    num_blocks = insert_before(blocks, spine, count, 0, capacity + 1, -1)
+    num_bins, fullest, least = 0, -1, capacity
     for item in order:
         size = sizes[item]
-        index = before = -1
         if size == 0 and num_bins > 0:
             bin_of[item] = fullest
             continue
-        bucket = size >> shift
-        index = first[bucket]
-        while index >= 0 and residual[index] < size:
-            before, index = index, after[index]
+        position, place = find_first(blocks, spine, count, num_blocks, size)
+        block = spine[position]
+        free, index = blocks[block, place, 0], blocks[block, place, 1]
         if index < 0:
-            before = -1
-            bucket = find_at_least(words, starts, bucket + 1) if bucket + 1 < num_buckets else -1
-            index = first[bucket] if bucket >= 0 else -1
-        if index < 0:
-            index = num_bins
-            residual[index] = capacity
+            free, index = capacity, num_bins
             num_bins += 1
-        elif before >= 0:
-            after[before] = after[index]
         else:
-            first[bucket] = after[index]
-            if first[bucket] < 0:
-                remove(words, starts, bucket)
+            num_blocks = take_out(blocks, spine, count, num_blocks, position, place)
         bin_of[item] = index
-        residual[index] -= size
-        if fullest < 0 or residual[index] <= residual[fullest]:
-            fullest = index
-        if residual[index] < smallest:
-            continue
-        bucket = residual[index] >> shift
-        if first[bucket] < 0:
-            insert(words, starts, bucket)
-        _enlist(index, bucket, residual, first, after)
+        free -= size
+        if free <= least:
+            fullest, least = index, free
+        if free >= smallest:
+            num_blocks = insert_before(blocks, spine, count, num_blocks, free, index)
     return bin_of, num_bins

@@ -2,8 +2,8 @@
 
     lpt, refined  --above enough-->  up to 16 items: branch and bound, a fixed number of steps
                                      one stage, 0.1 % above, up to 4,096 items: Karmarkar-Karp, refined
-                                     several stages, 16 items a part, or 0.1 % above and up to 4,096 items:
-                                     even mix, refined
+                                     several stages or equal counts, 16 items a part, or 0.1 % above and up to
+                                     4,096 items or one stage: even mix, refined
 
 Refined LPT meets the bound (or its largest item) on nearly every large input, so the others are compiled and run only
 where they pay. Never worse than `lpt_refined`.
@@ -16,7 +16,7 @@ from packing.partitioners.exact import improve
 from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt_refined import lpt_refined
 from packing.partitioners.refine import refine
-from packing.problem import PartitionProblem
+from packing.problem import Partitioner, PartitionProblem
 
 _FEW_ITEMS = 16
 _EXACT_STEPS = 20_000  # at most about a millisecond
@@ -35,15 +35,32 @@ def auto(problem: PartitionProblem) -> PartArray | None:
         return best
     if problem.num_items <= _FEW_ITEMS:
         return improve(problem, best, _EXACT_STEPS)
+    for other in _others(problem, makespan):
+        found = other(problem)
+        if found is not None and _makespan(problem, found) < makespan:
+            best, makespan = found, _makespan(problem, found)
+        if makespan <= problem.enough:
+            break
+    return best
+
+
+def _others(problem: PartitionProblem, makespan: int) -> list[Partitioner]:
+    """What may find a lower makespan than refined LPT did, where it is worth its time."""
+    one_stage = problem.weights.shape[1] == 1
     worth = makespan - problem.enough > problem.enough // _SMALL_GAIN
-    other = None
-    if problem.weights.shape[1] > 1:
-        if problem.num_items >= _MANY_PER_PART * problem.num_parts or (worth and problem.num_items <= _MANY_ITEMS):
-            other = even_mix(problem)
-    elif worth and problem.num_items <= _MANY_ITEMS:
-        other = karmarkar_karp(problem)
-        other = None if other is None else refine(problem, other)
-    return best if other is None or _makespan(problem, other) >= makespan else other
+    few = problem.num_items <= _MANY_ITEMS
+    others: list[Partitioner] = []
+    if one_stage and worth and few:
+        others.append(_refined_karmarkar_karp)
+    many_per_part = problem.num_items >= _MANY_PER_PART * problem.num_parts
+    if (not one_stage or problem.equal_count) and (many_per_part or (worth and (few or one_stage))):
+        others.append(even_mix)
+    return others
+
+
+def _refined_karmarkar_karp(problem: PartitionProblem) -> PartArray | None:
+    found = karmarkar_karp(problem)
+    return None if found is None else refine(problem, found)
 
 
 def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:

@@ -15,9 +15,10 @@ passed over while others are left. An equal count is one more column that has to
 Then refinement. A second start with V near a multiple of the identity is better where single items, not the mix, are
 the trouble (a part with a long text can never fill its encoder); the better one after a short refinement goes on.
 
-Price: O(n (64 + S^3)) for each start, as an item looks at 64 parts only, other ones each time. No guarantee for the
-makespan, so `auto` runs it after LPT and keeps the better one. Capacities and counts hold throughout; the answer is
-None when an item fits no part any more. Floats, but of +, -, * and / in a fixed order only: same results everywhere.
+Price: O(n (64 + S^3)) for each start, as an item looks at 64 parts only, other ones each time, and where those are
+full at all parts, but at `_FURTHER_LOOKS` an item on average. No guarantee for the makespan, so `auto` runs it after
+LPT and keeps the better one. Capacities and counts hold throughout; the answer is None when an item fits no part any
+more, or none was found in that many looks. Floats, but of +, -, * and / in a fixed order only: same results everywhere.
 """
 
 import numpy as np
@@ -33,6 +34,7 @@ from packing.problem import PartitionProblem
 FloatArray = npt.NDArray[np.float64]
 
 _WINDOW = 64
+_FURTHER_LOOKS = 256
 _ABOVE_MEAN = 1 / 256
 _COUNT_SHARE = 0.25  # weight of the column of counts
 _FOLLOW_MIX = 1e-4  # identity mixed into V, as a part of its trace
@@ -121,7 +123,7 @@ def _place(  # noqa: PLR0917  kernels take flat arguments
         least += _SINGULAR * moments[column, column]
     num_windows = -(-num_parts // _WINDOW)
     window = -(-num_parts // num_windows)  # windows of nearly the same length, so that no part is asked more often
-    first = 0
+    first, looks = 0, _FURTHER_LOOKS * num_items
     for turn in range(num_items):
         item = order[turn]
         _add_moments(moments, shares, item, -1.0)
@@ -132,10 +134,11 @@ def _place(  # noqa: PLR0917  kernels take flat arguments
         best, stop = -1, min(first + window, num_parts)
         while best < 0:  # the window, then all parts
             best = _steepest(shares, sizes, lack, room, count, slope, scratch, item, first, stop, most, num_stages)
-            if best < 0 and first == 0 and stop == num_parts:
+            if best < 0 and ((first == 0 and stop == num_parts) or looks < 0):
                 return False
             if best < 0:
                 first, stop = 0, num_parts
+                looks -= num_parts
         first = stop if stop < num_parts else 0
         part_of[item] = best
         num_empty -= count[best] == 0

@@ -6,7 +6,8 @@ The largest differencing method (Karmarkar and Karp 1982) for k parts. With equa
 neighbours in sorted order, one for each part, so every combination keeps counts equal: the balanced method (Yakir
 1996; Michiels et al. 2003); a last group that is not full is filled with items of weight 0 that do not exist.
 
-Price: differences are of one number, so several stages are differenced by their sum. Capacities are not looked at:
+Price: differences are of one number, so several stages are differenced by their sum: only the sum comes out even, and
+single stages can be 10-20 % above their mean. Capacities are not looked at:
 where the result exceeds one the answer is None, never a broken limit. Only parts that are not empty are stored, O(n)
 memory. A combination sorts up to k loads; with free counts and few items a part most of the n - 1 do (100 ms for 8,192
 to 1,024, 4 ms for 8,192 to 64), with equal counts there are n / k of them.

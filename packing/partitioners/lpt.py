@@ -6,7 +6,9 @@ With one stage, free counts and no capacity at most 4/3 - 1/(3k) of the optimum 
 stages, or a capacity, a part's height is its largest stage load, and the item looks at the whole front of a heap of
 heights, `_CANDIDATES` parts: all of them where k is at most that, else nearly the lowest ones, which is the price of
 O(n (S + d)) instead of O(n k (S + d)). Ties go to the smaller sum, then to fewer items, then to the lower index.
-Parts that would exceed a capacity or their item count are passed over, so it can fail where an assignment exists.
+Parts that would exceed a capacity or their item count are passed over, and where the whole front is full, the item
+looks further back, twice as far each time. It can fail where an assignment exists, and it gives up after
+`_FURTHER_LOOKS` parts an item on average, so that no input takes n k steps.
 """
 
 import numpy as np
@@ -17,6 +19,7 @@ from packing.partitioners.order import descending
 from packing.problem import PartitionProblem
 
 _CANDIDATES = 64
+_FURTHER_LOOKS = 256
 _CLOSED = np.int64(2**62 + 1)  # height of a part that takes no more items; above every sum of weights
 
 
@@ -50,13 +53,15 @@ def _lpt(  # noqa: PLR0917  kernels take flat arguments
     num_items, num_values = values.shape
     num_parts = heap.shape[0]
     window = min(num_parts, 1 if num_values == 1 else _CANDIDATES)
+    looks = _FURTHER_LOOKS * num_items
     for turn in range(num_items):
         item = order[turn]
-        start, place, new_height = 0, -1, 0
-        while place < 0 and start < num_parts:  # the front of the heap, then the rest
-            stop = window if start == 0 else num_parts
+        start, stop = 0, window
+        place, new_height = _least_raised(values, capacity, load, height, count, heap, item, start, stop)
+        while place < 0 and stop < num_parts and looks > 0:  # beyond the front of the heap
+            start, stop = stop, min(2 * stop, num_parts)
+            looks -= stop - start
             place, new_height = _least_raised(values, capacity, load, height, count, heap, item, start, stop)
-            start = stop
         if place < 0:
             return False
         part = heap[place]

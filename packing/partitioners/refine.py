@@ -11,7 +11,8 @@ Parts have slots for items, some of them empty: a move is a swap with an empty s
 many slots as it may hold items.
 
 Price: only one item for one, or moves into the `_LOWEST` lowest parts. The limit counts candidates, not time: results
-are the same on every machine. A step costs O(k + n / k) and its candidates, of which few are needed.
+are the same on every machine. A step costs O(k / 256 + n / k) and its candidates, of which few are needed; all of it
+counts, so refinement takes O(n) however many parts there are.
 """
 
 import numpy as np
@@ -26,7 +27,9 @@ _MIN_CANDIDATES = 200_000
 _CANDIDATES_PER_ITEM = 60
 _ITEM_WORK = 8  # candidates that take as long as turning to another item to give,
 _TURN_WORK = 64  # and to another part
+_SCANNED = 64  # parts or slots passed in a simple loop that take as long as a candidate
 _LOWEST = 8
+_BLOCK = 256  # places of the list of parts that move as one
 _SPAN = 128
 _SPARE_SLOTS = 2
 
@@ -55,7 +58,8 @@ def refine(problem: PartitionProblem, part_of: PartArray, work_divisor: int = 1)
     for stage in range(num_stages):
         by_weight[stage] = ascending(problem.weights[:, stage])
         by_weight[num_stages + stage] = problem.weights[by_weight[stage], stage]
-    ranked = np.argsort(height, kind="stable")
+    ranked = np.zeros(-(-num_parts // _BLOCK) * _BLOCK, np.int64)
+    ranked[:num_parts] = np.argsort(height, kind="stable")
     work = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * problem.num_items) // work_divisor
     _refine(
         values, problem.capacity, result, slots, starts, load, height, ranked, by_weight, fewest, problem.enough, work
@@ -80,21 +84,23 @@ def _refine(  # noqa: PLR0917  kernels take flat arguments
 ) -> None:
     """Exchange items in place: in `part_of`, and between `slots` (item or -1).
 
-    starts [k + 1]: part p has slots starts[p]..starts[p + 1]; load [k, S + d]; height [k]; ranked [k]: parts by height;
-    by_weight [2 S, n]: items, then weights, sorted by each stage; fewest: items below which no part may fall.
+    starts [k + 1]: part p has slots starts[p]..starts[p + 1]; load [k, S + d]; height [k];
+    ranked [k or more]: parts by height; by_weight [2 S, n]: items, then weights, sorted by each stage;
+    fewest: items below which no part may fall.
     """
     num_parts, num_values = load.shape
     num_stages = num_values - capacity.shape[0]
+    turned = np.zeros(ranked.shape[0] // _BLOCK, np.int64)
     least = np.zeros(num_stages, np.int64)  # at most the smallest load in each stage
     last = num_parts - 1
-    step = height[ranked[last]]
+    step = height.max()
     while work > 0:
-        high = ranked[last]
+        high = ranked[_index(turned, last)]
         if height[high] <= enough:
             return
         step = min(step, (height[high] - enough + 1) // 2)
         give, take, low, seen = _find_exchange(
-            values, capacity, part_of, slots, starts, load, ranked, by_weight, least, high, step, fewest
+            values, capacity, part_of, slots, starts, load, ranked, turned, by_weight, least, high, step, fewest
         )
         work -= seen + _TURN_WORK
         if low < 0:
@@ -105,10 +111,12 @@ def _refine(  # noqa: PLR0917  kernels take flat arguments
                 least[stage] = load[0, stage]
                 for part in range(num_parts):
                     least[stage] = min(least[stage], load[part, stage])
+            work -= num_stages * num_parts // _SCANNED
             continue
         place = starts[low]
         while slots[place] != take:
             place += 1
+        scanned = place - starts[low]
         slots[place] = slots[give]
         part_of[slots[give]] = low
         for column in range(num_values):
@@ -121,12 +129,13 @@ def _refine(  # noqa: PLR0917  kernels take flat arguments
         slots[give] = take
         if take >= 0:
             part_of[take] = high
-        for part in (low, high):
-            stop = last if part == low else num_parts  # the highest one is last until its turn comes
-            place = _first_at_least(ranked, height, height[part], -1, stop)
-            while ranked[place] != part:
-                place += 1
-            _settle(ranked, height, place, _height(load, num_stages, part), stop)
+        first = _first_at_least(ranked, turned, height, height[low], -1, last)
+        place = first
+        while ranked[_index(turned, place)] != low:
+            place += 1
+        scanned += place - first + _settle(ranked, turned, height, place, _height(load, num_stages, low), last)
+        scanned += _settle(ranked, turned, height, last, _height(load, num_stages, high), num_parts)
+        work -= scanned // _SCANNED
 
 
 @jit_inner
@@ -138,12 +147,20 @@ def _height(load: IntArray, num_stages: int, part: int) -> int:
 
 
 @jit_inner
-def _first_at_least(ranked: IntArray, height: IntArray, value: int, hole: int, stop: int) -> int:
-    """First place in the ascending list ranked[:stop], without the one at `hole`, of a part at least `value` high."""
+def _index(turned: IntArray, place: int) -> int:
+    """Where the list of parts keeps that place: every block of `_BLOCK` places is a ring, turned by so many."""
+    return int(place - place % _BLOCK + (place + turned[place // _BLOCK]) % _BLOCK)
+
+
+@jit_inner
+def _first_at_least(  # noqa: PLR0917  kernels take flat arguments
+    ranked: IntArray, turned: IntArray, height: IntArray, value: int, hole: int, stop: int
+) -> int:
+    """First place in the ascending list of `stop` parts, without the one at `hole`, of a part at least `value` high."""
     left, right = 0, stop - (hole >= 0)
     while left < right:
         middle = (left + right) // 2
-        if height[ranked[middle + (0 <= hole <= middle)]] < value:
+        if height[ranked[_index(turned, middle + (0 <= hole <= middle))]] < value:
             left = middle + 1
         else:
             right = middle
@@ -151,16 +168,27 @@ def _first_at_least(ranked: IntArray, height: IntArray, value: int, hole: int, s
 
 
 @jit_inner
-def _settle(ranked: IntArray, height: IntArray, place: int, new_height: int, stop: int) -> None:
-    """Move the part at `place` of the ascending list ranked[:stop] to where its new height belongs."""
-    part = ranked[place]
-    goal = _first_at_least(ranked, height, new_height, place, stop)
-    for index in range(place, goal):
-        ranked[index] = ranked[index + 1]
-    for index in range(place, goal, -1):
-        ranked[index] = ranked[index - 1]
-    ranked[goal] = part
+def _settle(  # noqa: PLR0917  kernels take flat arguments
+    ranked: IntArray, turned: IntArray, height: IntArray, place: int, new_height: int, stop: int
+) -> int:
+    """Move the part at `place` of the ascending list of `stop` parts to where its new height belongs.
+
+    Whole blocks between are turned by one place. Returns the number of steps.
+    """
+    part, steps = ranked[_index(turned, place)], 0
+    goal = _first_at_least(ranked, turned, height, new_height, place, stop)
+    while place != goal:
+        block, step = place // _BLOCK, 1 if goal > place else -1
+        steps += 1
+        if place % _BLOCK == (0 if step > 0 else _BLOCK - 1) and abs(goal - place) >= _BLOCK - 1:
+            turned[block] = (turned[block] + step) % _BLOCK
+            place += step * (_BLOCK - 1)
+        else:
+            ranked[_index(turned, place)] = ranked[_index(turned, place + step)]
+            place += step
+    ranked[_index(turned, goal)] = part
     height[part] = new_height
+    return steps
 
 
 @jit_inner
@@ -172,6 +200,7 @@ def _find_exchange(  # noqa: PLR0917  kernels take flat arguments
     starts: IntArray,
     load: IntArray,
     ranked: IntArray,
+    turned: IntArray,
     by_weight: IntArray,
     least: IntArray,
     high: int,
@@ -190,7 +219,8 @@ def _find_exchange(  # noqa: PLR0917  kernels take flat arguments
             stage = other
     limit = load[high, stage] - step
     room = limit - least[stage]  # the exchange takes at least `step` and at most this much off the stage
-    weights, seen, count = by_weight[num_stages + stage], 0, 0
+    weights, count = by_weight[num_stages + stage], 0
+    seen = (starts[high + 1] - starts[high]) // _SCANNED
     for slot in range(starts[high], starts[high + 1]):
         count += slots[slot] >= 0
     for slot in range(starts[high], starts[high + 1]):
@@ -200,11 +230,12 @@ def _find_exchange(  # noqa: PLR0917  kernels take flat arguments
         weight = values[give, stage]
         if weight <= room and count > fewest:
             for place in range(min(_LOWEST, num_parts - 1)):
-                low = ranked[place]
+                low = ranked[_index(turned, place)]
                 if _possible(values, capacity, load, high, low, give, -1, limit):
                     for empty in range(starts[low + 1] - 1, starts[low] - 1, -1):
                         if slots[empty] < 0:
                             return slot, -1, low, seen
+                    seen += (starts[low + 1] - starts[low]) // _SCANNED  # it has no empty slot
         left, right = 0, weights.shape[0]  # the first item heavier than weight - step
         while left < right:
             middle = (left + right) // 2

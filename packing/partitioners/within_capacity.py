@@ -74,38 +74,46 @@ def _even_out(  # noqa: PLR0917  kernels take flat arguments
 ) -> bool:
     """Move items in place from the fullest parts (by count) to the emptiest that takes one, until counts differ by one.
 
-    False when no single move helps, or after so many looks at an item. Each search goes on where the last ended.
+    False when no single move helps, or after so many looks at an item or a part. Each search goes on where the last
+    ended.
     """
-    num_items = part_of.shape[0]
-    item = 0
-    while True:
-        most, least, goal = count[0], count[0], -1
-        for part in range(count.shape[0]):
-            most = max(most, count[part])
-            least = min(least, count[part])
-        for few in range(least, most - 1):
-            for part in range(count.shape[0]):
-                if count[part] != few:
-                    continue
-                for _ in range(num_items):
-                    looks -= 1
-                    item = item + 1 if item + 1 < num_items else 0
-                    fits = count[part_of[item]] == most
-                    for column in range(sizes.shape[1]):
-                        fits = fits and sizes[item, column] <= capacity[column] - used[part, column]
-                    if fits:
-                        goal = part
-                        break
-                if goal >= 0:
+    num_items, num_parts = part_of.shape[0], count.shape[0]
+    having = np.zeros(num_items + 1, np.int64)  # parts with so many items
+    for part in range(num_parts):
+        having[count[part]] += 1
+    least, most = count.min(), count.max()
+    part, item, few = 0, 0, least
+    while most - least > 1 and few < most - 1 and looks > 0:
+        found, left = False, having[few]  # parts with `few` items that are still to be asked
+        while left > 0 and looks > 0 and not found:
+            part = part + 1 if part + 1 < num_parts else 0
+            looks -= 1
+            if count[part] != few:
+                continue
+            left -= 1
+            for _ in range(min(num_items, looks)):
+                looks -= 1
+                item = item + 1 if item + 1 < num_items else 0
+                found = count[part_of[item]] == most
+                for column in range(sizes.shape[1]):
+                    found = found and sizes[item, column] <= capacity[column] - used[part, column]
+                if found:
                     break
-            if goal >= 0:
-                break
-        if goal < 0 or looks < 0:
-            return bool(most - least <= 1)
+        few += 1
+        if not found:
+            continue
         source = part_of[item]
         for column in range(sizes.shape[1]):
             used[source, column] -= sizes[item, column]
-            used[goal, column] += sizes[item, column]
+            used[part, column] += sizes[item, column]
+        having[count[source]] -= 1
+        having[count[part]] -= 1
         count[source] -= 1
-        count[goal] += 1
-        part_of[item] = goal
+        count[part] += 1
+        having[count[source]] += 1
+        having[count[part]] += 1
+        part_of[item] = part
+        most -= having[most] == 0
+        least += having[least] == 0
+        few = least
+    return bool(most - least <= 1)

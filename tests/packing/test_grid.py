@@ -1,6 +1,7 @@
 """`partition_grid`: conservation, capacities, filled cells, bounds and quality against the exact optimum."""
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -383,3 +384,42 @@ def test_an_infeasible_grid_is_proven_so_by_the_bound() -> None:
         partition_grid([1] * 7, 2, 3, capacity=1, sizes=[1] * 7)
     assert caught.value.num_parts == 6
     assert caught.value.proven
+    assert str(caught.value) == (
+        "no assignment to 6 cells (2 ranks x 3 slots) within the capacities was found "
+        "(proven impossible: any assignment needs at least 7 cells); use more slots or a larger capacity"
+    )
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.unit, again.grid) == (str(caught.value), "cells", (2, 3))
+
+
+@every_algorithm
+@every_objective
+@quick
+@given(arguments=grids(max_items=6))
+def test_slots_beyond_the_number_of_items_are_empty_and_change_nothing(
+    algorithm: str, objective: str, arguments: dict[str, Any]
+) -> None:
+    results = []
+    for num_slots in (len(arguments["weights"]) + 1, 1000):
+        more = arguments | {"num_slots": num_slots}
+        results.append(partition_grid(**more, algorithm=algorithm, objective=objective))
+        check(results[-1], more)
+    few, many = results
+    assert (few.rank_of == many.rank_of).all()
+    assert (few.slot_of == many.slot_of).all()
+    assert (few.makespan, few.lower_bound) == (many.makespan, many.lower_bound)
+    assert many.slot_of.max() <= len(arguments["weights"])
+    assert (many.load[:, few.load.shape[1] :] == 0).all()
+
+
+@every_objective
+def test_very_many_slots_cost_no_more_than_their_loads(objective: str) -> None:
+    result = partition_grid(np.arange(300) % 97, 1, 10_000_000, objective=objective)  # type: ignore[arg-type]
+    assert result.load.shape == (1, 10_000_000, 1)
+    assert result.makespan == result.lower_bound == result.load.sum()
+
+
+def test_more_cells_than_anything_could_fill_are_refused_before_room_is_made_for_them() -> None:
+    for ranks, slots in ((1, 2**24 + 1), (2**13, 2**12), (10**9, 10**9)):
+        with pytest.raises(PackingError, match=f"num_ranks \\* num_slots is {ranks * slots}"):
+            partition_grid([1, 2], ranks, slots)

@@ -122,6 +122,70 @@ def test_a_damaged_entry_is_compiled_anew_and_rewritten_with_one_warning(
     assert "compiled anew" in warning.getMessage()
 
 
+def test_a_pipe_of_the_name_of_an_entry_does_not_wait_for_a_writer(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(folder).total(VALUES)
+    (entry,) = entries(folder)
+    entry.unlink()
+    os.mkfifo(entry)
+    assert load(folder).total(VALUES) == 45
+    assert load(folder).total(VALUES) == 45
+    assert counts() == {"compiled": 2, "loaded": 1}
+    (warning,) = caplog.records
+    assert f"{entry} is not a regular file" in warning.getMessage()
+
+
+def test_a_folder_of_the_name_of_an_entry_is_what_the_warning_names(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(folder).total(VALUES)
+    (entry,) = entries(folder)
+    entry.unlink()
+    entry.mkdir()
+    assert load(folder).total(VALUES) == 45
+    assert counts() == {"compiled": 2}
+    assert entries(folder) == [entry]
+    (warning,) = caplog.records
+    assert f"{entry} is not a regular file" in warning.getMessage()
+
+
+def test_a_link_to_an_entry_is_followed(folder: Path) -> None:
+    load(folder).total(VALUES)
+    (entry,) = entries(folder)
+    entry.symlink_to(entry.rename(folder / "elsewhere"))
+    assert load(folder).total(VALUES) == 45
+    assert counts() == {"compiled": 1, "loaded": 1}
+
+
+def test_an_interrupted_write_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            load(folder).total(VALUES)
+    assert entries(folder) == []
+
+
+def test_the_start_of_compiling_is_logged_once_and_only_where_nothing_was_loaded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "packing")
+    other = TOTAL.replace("def total", "def again")
+    load(folder, TOTAL).total(VALUES)
+    load(folder, other).again(VALUES)
+    assert caplog.messages == ["compiling kernels, once per installation"]
+    caplog.clear()
+    _kernel_cache.counts.clear()
+    _kernel_cache._warned.clear()
+    load(folder, other).again(VALUES)
+    load(folder, TOTAL.replace("def total", "def third")).third(VALUES)
+    assert counts() == {"loaded": 1, "compiled": 1}
+    assert caplog.messages == []
+
+
 def test_a_changed_kernel_is_compiled_anew_in_the_same_file(folder: Path) -> None:
     load(folder).total(VALUES)
     before = entries(folder)

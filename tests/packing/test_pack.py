@@ -5,13 +5,14 @@ import copy
 import dataclasses
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packing import PackingError, bin_lower_bound, pack
+from packing import PackingError, bin_lower_bound, pack, partition, partition_grid
 
 quick = settings(max_examples=60, deadline=None)
 one_dimension = st.integers(1, 60).flatmap(
@@ -48,6 +49,20 @@ def test_splitting_cuts_where_the_larger_half_is_smallest() -> None:
     result = pack([1, 1, 1, 6, 1], capacity=10, algorithm="next_fit", num_bins_multiple=2)
     assert result.load[:, 0].tolist() == [3, 7]
     assert [result.items(index).tolist() for index in (0, 1)] == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("place", [0, 500, 999])
+def test_splitting_halves_the_items_where_zeros_do_not_matter(place: int) -> None:
+    sizes = np.zeros(1000, np.int64)
+    sizes[place] = 9
+    assert np.diff(pack(sizes, capacity=10, num_bins_multiple=2).offsets).tolist() == [500, 500]
+    counts = np.diff(pack(sizes, capacity=10, num_bins_multiple=500).offsets)
+    assert counts.max() <= 4
+
+
+def test_of_equally_full_bins_the_one_with_most_items_is_split() -> None:
+    result = pack([4, 4, 2, 2, 2, 2], capacity=8, algorithm="next_fit", num_bins_multiple=3)
+    assert [result.items(index).tolist() for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_splitting_weighs_all_dimensions() -> None:
@@ -119,6 +134,24 @@ def test_the_caller_keeps_the_input_and_the_result_cannot_be_changed() -> None:
         result.num_bins = 1  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("index", [-1, 2, 10**9, np.int64(-1)])
+def test_a_bin_that_does_not_exist_has_no_items(index: int) -> None:
+    with pytest.raises(IndexError, match=f"bin {index} does not exist; the 2 bins are numbered from 0"):
+        pack([4, 3, 2], capacity=5).items(index)
+
+
+def test_results_are_shown_in_one_line_without_their_arrays() -> None:
+    packed = pack(range(1, 500), capacity=600)
+    parts = partition(range(1, 500), 7)
+    grid = partition_grid(range(1, 500), 2, 3)
+    assert repr(packed).startswith(f"PackResult(items=499, bins={packed.num_bins}, lower_bound={packed.lower_bound}, ")
+    assert repr(parts).startswith(f"PartitionResult(items=499, parts=7, makespan={parts.makespan}, lower_bound=")
+    assert repr(grid).startswith(f"GridResult(items=499, ranks=2, slots=3, makespan={grid.makespan}, lower_bound=")
+    for result in (packed, parts, grid):
+        assert repr(result).endswith("algorithm='" + result.algorithm + "')")
+        assert len(repr(result)) < 120
+
+
 def test_a_result_survives_copies_and_the_trip_between_processes() -> None:
     result = pack([4, 3, 2], capacity=5)
     for again in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
@@ -131,7 +164,9 @@ def test_the_bound_of_a_packing_is_the_public_bound() -> None:
     assert pack(sizes, capacity=10).lower_bound == bin_lower_bound(sizes, capacity=10) == 4
 
 
-@pytest.mark.parametrize("target_gap", [-0.1, float("nan"), float("inf")])
-def test_a_target_gap_is_a_relative_distance(target_gap: float) -> None:
+@pytest.mark.parametrize(
+    "target_gap", [-0.1, float("nan"), float("inf"), None, "a", [], 1j, True, np.array([0.1]), np.array([])]
+)
+def test_a_target_gap_is_a_relative_distance(target_gap: Any) -> None:
     with pytest.raises(PackingError, match="give a relative distance of at least 0"):
         pack([1], capacity=2, target_gap=target_gap)

@@ -1,11 +1,14 @@
 """Packing under several capacities: hard limits, quality, what cannot bind, emptying, agreement with one dimension."""
 
+import operator
 import os
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -24,6 +27,7 @@ from packing.packers.vector_portfolio import vector_portfolio
 from packing.packers.vector_table import lay_out
 from packing.problem import PackProblem
 from packing.registry import PACKERS
+from packing.sorted_blocks import empty_list, find_first, insert_before, take_out
 from tools.benchmarks.workloads import Workload, workload
 
 quick = settings(max_examples=60, deadline=None)
@@ -121,13 +125,11 @@ def test_a_capacity_too_large_for_a_table_gives_the_same_bins(sizes: list[int], 
     assert wide.tolist() == expected.tolist()
 
 
-def test_free_space_that_differs_in_the_last_bits_only_is_told_apart() -> None:
-    random = np.random.Generator(np.random.Philox(3))
-    near = 2**50 + random.integers(0, 1000, 200)  # what stays free is 1,000 to 2,000 of 2**50
-    sizes, capacity = np.concatenate([near, random.integers(1, 700, 300)]), 2**50 + 2000
+def naive_best_fit(sizes: IntArray, capacity: int) -> list[int]:
+    """The rule item by item: the fullest bin that fits, of equals the one touched last."""
     free: list[int] = []
     touched: list[int] = []
-    expected = [0] * len(sizes)
+    bin_of = [0] * len(sizes)
     for turn, item in enumerate(np.argsort(-sizes, kind="stable").tolist()):
         fitting = [index for index, room in enumerate(free) if room >= sizes[item]]
         if not fitting:
@@ -137,10 +139,56 @@ def test_free_space_that_differs_in_the_last_bits_only_is_told_apart() -> None:
         chosen = min(fitting, key=lambda index: (free[index], -touched[index]))
         free[chosen] -= int(sizes[item])
         touched[chosen] = turn
-        expected[item] = chosen
+        bin_of[item] = chosen
+    return bin_of
+
+
+def test_free_space_that_differs_in_the_last_bits_only_is_told_apart() -> None:
+    random = np.random.Generator(np.random.Philox(3))
+    near = 2**50 + random.integers(0, 1000, 200)  # what stays free is 1,000 to 2,000 of 2**50
+    sizes, capacity = np.concatenate([near, random.integers(1, 700, 300)]), 2**50 + 2000
     bin_of, num_bins = best_fit_vector(table(sizes, 1), np.array([capacity]))
     assert num_bins == 200
-    assert bin_of.tolist() == expected
+    assert bin_of.tolist() == naive_best_fit(sizes, capacity)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thousands_of_open_bins_are_filled_by_the_rule(seed: int) -> None:
+    random = np.random.Generator(np.random.Philox(seed))
+    spread = int(random.choice([3, 2**10, 2**40]))  # few or many distinct free spaces; enough bins for several blocks
+    large = 2**60 + random.integers(-spread, spread, 1800)
+    sizes, capacity = np.concatenate([large, random.integers(1, spread, 1000)]), 2**61 - 7
+    assert best_fit_vector(table(sizes, 1), np.array([capacity]))[0].tolist() == naive_best_fit(sizes, capacity)
+
+
+@quick
+@given(keys=st.lists(st.integers(0, 3000), min_size=600, max_size=3000), taken=st.integers(0, 2**32))
+def test_a_sorted_list_in_blocks_finds_inserts_and_takes_out(keys: list[int], taken: int) -> None:
+    blocks, spine, count = empty_list(len(keys) + 1)
+    num_blocks = drive(blocks, spine, count, np.array(keys), taken)
+    expected: list[tuple[int, int]] = [(2**62, -1)]
+    for value, key in enumerate(keys):
+        expected.insert(bisect_left(expected, key, key=operator.itemgetter(0)), (key, value))
+        taken = taken * 69069 % 2**32
+        found = bisect_left(expected, taken % 3000, key=operator.itemgetter(0))
+        if taken % 7 < 3 and found < len(expected) - 1:
+            del expected[found]
+    used = [blocks[block, : count[block]] for block in spine[:num_blocks]]
+    assert all(len(block) for block in used)
+    assert np.concatenate(used).tolist() == [list(pair) for pair in expected]
+    assert sorted(spine.tolist()) == list(range(len(spine)))
+
+
+@numba.njit
+def drive(blocks: IntArray, spine: IntArray, count: IntArray, keys: IntArray, taken: int) -> int:
+    num_blocks = insert_before(blocks, spine, count, 0, 2**62, -1)
+    for value in range(keys.shape[0]):
+        num_blocks = insert_before(blocks, spine, count, num_blocks, keys[value], value)
+        taken = taken * 69069 % 2**32
+        position, place = find_first(blocks, spine, count, num_blocks, taken % 3000)
+        if taken % 7 < 3 and blocks[spine[position], place, 1] >= 0:
+            num_blocks = take_out(blocks, spine, count, num_blocks, position, place)
+    return num_blocks
 
 
 def test_columns_that_cannot_bind_are_left_out() -> None:

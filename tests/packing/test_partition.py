@@ -273,3 +273,50 @@ def test_tight_capacities_hold_on_many_items(algorithm: str) -> None:
     np.add.at(used, result.part_of, sizes)
     assert (used <= capacity).all()
     assert result.lower_bound <= result.makespan
+
+
+def test_work_grows_no_faster_than_the_items_on_very_many_parts() -> None:
+    # Half as many parts as items: half a minute when a step or an item looks at every part.
+    half = 100_000
+    weights = np.stack([np.arange(2 * half), 2 * half - np.arange(2 * half)], axis=1)
+    assert partition(weights, half).gap < 0.01
+    random = np.random.Generator(np.random.Philox(10))
+    sizes = random.integers(1, 1000, 2 * half)
+    capacity = max(int(sizes.sum()) * 21 // 20 // half, 999)
+    result = partition(weights[:, 0], half, sizes=sizes, capacity=capacity)
+    assert np.bincount(result.part_of, weights=sizes).max() <= capacity
+
+
+@pytest.mark.parametrize("algorithm", ["even_mix", "lpt"])
+def test_work_is_bounded_where_nearly_all_parts_are_full(algorithm: str) -> None:
+    # The heaviest items fill all parts but the last ones, and every later item has to look for those.
+    half = 100_000
+    sizes = np.r_[np.full(half - 1, 100), np.full(100, 1)]
+    weights = np.r_[np.full(half - 1, 2), np.full(100, 1)]
+    result = partition(weights, half, algorithm=algorithm, sizes=sizes, capacity=100)
+    assert np.bincount(result.part_of, weights=sizes).max() <= 100
+
+
+def test_an_impossible_partition_is_refused_before_any_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("packing.parts.find", lambda *_: search)
+    monkeypatch.setattr("packing.parts.within_capacity", search)
+    num_items, half = 4000, 2000
+    sizes = np.r_[np.full(half - 1, num_items), np.full(half + 1, 1)]
+    with pytest.raises(InfeasiblePartitionError, match="in any assignment some part exceeds a capacity") as caught:
+        partition(np.ones(num_items, int), half, sizes=sizes, capacity=num_items, equal_count=True)
+    assert caught.value.proven
+    with pytest.raises(InfeasiblePartitionError, match="needs at least 3 parts"):
+        partition([1, 1, 1], 2, sizes=[6, 6, 6], capacity=10)
+
+
+def test_counts_that_nothing_could_fill_and_flags_that_are_none_are_refused() -> None:
+    for count in (2**24 + 1, 10**12, 10**30):
+        with pytest.raises(PackingError, match=f"num_parts is {count}"):
+            partition([1, 2], count)
+    for flag in ("no", 1, None):
+        with pytest.raises(PackingError, match="equal_count is"):
+            partition([1, 2], 2, equal_count=flag)  # type: ignore[arg-type]
+    assert partition([1, 2], 2, equal_count=np.True_).gap == 0  # type: ignore[arg-type]

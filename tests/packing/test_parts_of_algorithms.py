@@ -1,17 +1,19 @@
 """The pieces below the public functions: bitset, grouping, scores, refinement, evening out of counts, the decorator."""
 
+import numba
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packing.grouping import group_by_bin
+from packing.inputs import IntArray
 from packing.makespan_bounds import partition_bound
 from packing.packers.best_fit import best_fit_decreasing
 from packing.partitioners.karmarkar_karp import karmarkar_karp
 from packing.partitioners.lpt import lpt
 from packing.partitioners.multifit import multifit
 from packing.partitioners.order import ascending, descending
-from packing.partitioners.refine import refine
+from packing.partitioners.refine import _settle, refine
 from packing.partitioners.within_capacity import _even_out
 from packing.problem import PackProblem, PartitionProblem
 from packing.scoring import score_terms, scores
@@ -222,3 +224,47 @@ def test_multifit_finds_what_lpt_misses_and_is_never_worse() -> None:
         instance = problem(random.integers(0, 100, (30, 2)).tolist(), 5)
         loads = [group_by_bin(run(instance), instance.weights, 5)[2].max() for run in (multifit, lpt)]  # type: ignore[arg-type]
         assert loads[0] <= loads[1]
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def settle(  # noqa: PLR0917  an inner function has no entry for Python
+    ranked: IntArray, turned: IntArray, height: IntArray, place: int, new_height: int, stop: int
+) -> int:
+    return _settle(ranked, turned, height, place, new_height, stop)
+
+
+@quick
+@given(
+    heights=st.lists(st.integers(0, 40), min_size=1, max_size=1200),
+    moves=st.lists(st.tuples(st.integers(0, 1199), st.integers(0, 40)), max_size=40),
+)
+def test_a_part_settles_in_the_blocked_list_as_in_a_plain_one(heights: list[int], moves: list[tuple[int, int]]) -> None:
+    height, size = np.array(heights, np.int64), len(heights)
+    plain = np.argsort(height, kind="stable").tolist()
+    ranked = np.zeros(-(-size // 256) * 256, np.int64)
+    ranked[:size] = plain
+    turned = np.zeros(ranked.size // 256, np.int64)
+    for number, new_height in moves:
+        place = number % size
+        part = plain.pop(place)
+        plain.insert(sum(height[other] < new_height for other in plain), part)
+        steps = settle(ranked, turned, height, place, new_height, size)
+        rings = [np.roll(ring, -by) for ring, by in zip(ranked.reshape(-1, 256), turned, strict=True)]
+        assert np.concatenate(rings)[:size].tolist() == plain
+        assert steps <= 2 * 256 + turned.size
+
+
+def test_evening_out_counts_every_look_and_finds_many_moves_within_a_few_each() -> None:
+    num_items, num_parts = 20_000, 5_000
+    part_of = (np.arange(num_items) % 2).astype(np.int32)
+    sizes, capacity = np.ones((num_items, 1), np.int64), np.array([num_items])
+    count = np.bincount(part_of, minlength=num_parts)
+    used = count.reshape(-1, 1).copy()
+    assert _even_out(sizes, capacity, part_of, count, used, 50 * num_items)
+    assert set(np.bincount(part_of).tolist()) == {4}
+    # All parts but one are full, so every move fails: quadratic unless the failures count as well.
+    count = np.bincount(np.arange(400_000) % 200_000)
+    count[0], part_of = 3, (np.arange(400_000) % 200_000).astype(np.int32)
+    part_of[200_001], count[1] = 0, 1
+    full = np.full((200_000, 1), 9)
+    assert not _even_out(np.ones((400_000, 1), np.int64), np.array([9]), part_of, count, full, 10_000)

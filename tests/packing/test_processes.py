@@ -143,6 +143,89 @@ def test_workers_of_every_start_method_call_the_kernels_after_the_parent_did_pk_
     assert answers == [True] * num_workers
 
 
+FORK_BESIDE_A_THREAD = """
+import json, multiprocessing, sys, threading, warnings
+import numpy as np
+from packing import pack, partition, partition_grid
+
+def work(seed):
+    table = np.random.default_rng(seed).integers(1, 4096, 500)
+    options = {"capacity": 100_000, "sizes": table, "objective": "per_slot"}
+    return [
+        pack(table, capacity=4096).num_bins,
+        partition(table, 8).makespan,
+        partition_grid(table, 4, 4, **options).makespan,
+    ]
+
+def work_on():
+    while True:
+        work(1)
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # what this test is about
+    if sys.argv[1] == "after":
+        work(0)
+    threading.Thread(target=work_on, daemon=True).start()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(json.dumps(pool.map(work, range(4))))
+"""
+
+
+@pytest.mark.parametrize("first_call", ["after", "never"])
+def test_a_fork_beside_a_thread_that_loads_kernels_does_not_hang(first_call: str, tmp_path: Path) -> None:
+    scope: dict[str, Any] = {"__name__": "here"}
+    exec(FORK_BESIDE_A_THREAD, scope)
+    expected = [scope["work"](seed) for seed in range(4)]  # fills the cache
+    process = start(FORK_BESIDE_A_THREAD, tmp_path, first_call)
+    try:
+        answer, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.fail("a child waits for a lock that nobody will release")
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert json.loads(answer) == expected
+
+
+def test_a_fork_waits_for_the_thread_that_holds_the_compiler(tmp_path: Path) -> None:
+    if numba.config.DISABLE_JIT:
+        pytest.skip("there is no compiler to wait for")
+    script = """
+import json, os, threading, time, warnings
+import packing
+from numba.core.compiler_lock import global_compiler_lock
+
+held, free = threading.Event(), []
+
+def compile_for_a_while():
+    with global_compiler_lock:
+        held.set()
+        time.sleep(0.3)
+        free.append(True)
+
+threading.Thread(target=compile_for_a_while).start()
+held.wait()
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # what this test is about
+child = os.fork()
+if child == 0:
+    got = global_compiler_lock._lock.acquire(timeout=5)
+    os._exit(0 if got and free else 1)
+print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
+    assert run(script, tmp_path)[0] == 0
+
+
+def test_a_numba_without_that_lock_has_no_guard(tmp_path: Path) -> None:
+    script = """
+import json
+import numba.core.compiler_lock as owner
+del owner.global_compiler_lock
+import packing._jit
+print(json.dumps(packing._jit._guard_forks()))
+"""
+    assert run(script, tmp_path)[0] is None
+
+
 def test_no_kernel_runs_in_parallel() -> None:
     if numba.config.DISABLE_JIT:
         pytest.skip("kernels are plain functions without the compiler")

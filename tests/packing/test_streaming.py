@@ -278,6 +278,14 @@ def test_malformed_options_are_refused(
         StreamingPacker(capacity, lookahead, max_items_per_bin=most)
 
 
+def nested(depth: int) -> list[Any]:
+    """[[[...]]], deeper than a recursive `repr` goes."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def good_state() -> dict[str, Any]:
     packer = StreamingPacker([10, 4], 3, max_items_per_bin=2)
     packer.add([[9, 1], [2, 2], [5, 0], [3, 1], [4, 4]])
@@ -292,13 +300,24 @@ def good_state() -> dict[str, Any]:
     [
         (["version"], 2, "version 2; this is version 1"),
         (["version"], None, "version None"),
+        (["version"], True, "version True"),
+        (["version"], 1.0, r"version 1\.0"),
+        (["version"], nested(10**5), r"version \[\[\["),
+        pytest.param(["version"], 10**5000, "version of type int", id="too long to print"),
+        (["options", "lookahead"], nested(10**5), r"lookahead of the state is \[\["),
+        (["options", "max_items_per_bin"], True, "max_items_per_bin of the state is True"),
+        (["num_items"], nested(10**5), r"num_items of the state is \[\["),
+        (["waiting", "sizes", 0], nested(10**5), r"sizes of the state hold \[\["),
+        (["waiting", "sizes", 0], [nested(10**5), 0], r"sizes of the state hold \[\["),
+        (["ready", 0, "items", 0], nested(10**5), r"items of a ready bin of the state is \[\["),
+        (["used"], [0, 0], "used of the state is 0, but its ready bins hold"),
         (["options"], {}, "lacks 'capacity'"),
         (["options"], None, "lacks 'capacity'"),
         (["options", "capacity"], [], "give one positive integer"),
         (["options", "capacity"], [10.0, 4], "must be an integer"),
         (["options", "capacity"], [True, 4], "must be an integer"),
         (["options", "capacity"], [2**70, 4], "must be an integer"),
-        (["options", "lookahead"], "3", "lookahead is '3'"),
+        (["options", "lookahead"], "3", "lookahead of the state is '3'"),
         (["options", "lookahead"], 2**40, "at most"),
         (["options", "lookahead"], 1, "at most 1 may wait"),
         (["num_items"], -1, "num_items of the state is -1"),
@@ -346,8 +365,82 @@ def test_a_state_with_an_item_twice_is_refused() -> None:
         del state[key]
         with pytest.raises(PackingError, match=f"lacks '{key}'"):
             StreamingPacker.from_state(state)
-    with pytest.raises(PackingError, match="lacks"):
-        StreamingPacker.from_state([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", [None, [], "{}", nested(10**5)])
+def test_a_state_that_is_no_mapping_is_refused(state: Any) -> None:
+    for take in (StreamingPacker.from_state, StreamingPacker([10, 4], 3, max_items_per_bin=2).load_state):
+        with pytest.raises(PackingError, match="give the mapping that state"):
+            take(state)
+
+
+def test_a_state_with_tuples_is_that_with_lists() -> None:
+    state = good_state()
+    state["options"]["capacity"] = tuple(state["options"]["capacity"])
+    state["used"] = tuple(state["used"])
+    packer = StreamingPacker([10, 4], 3, max_items_per_bin=2)
+    packer.load_state(state)
+    assert packer.state() == StreamingPacker.from_state(state).state() == good_state()
+
+
+def test_a_total_above_the_largest_integer_is_restored() -> None:
+    capacity = 2**61
+    packer = StreamingPacker(capacity, 2)
+    for _ in range(9):
+        packer.add(capacity)
+        packer.pop()
+    restored = StreamingPacker.from_state(json.loads(json.dumps(packer.state())))
+    assert restored.state() == packer.state()
+    assert restored.state()["used"] == [7 * capacity]
+    assert restored.lower_bound == 9
+
+
+def test_many_ready_bins_are_restored_each_as_it_was() -> None:
+    packer = StreamingPacker([10, 7], 3, max_items_per_bin=3)
+    packer.add(np.random.default_rng(2).integers(0, 8, (20_000, 2)))
+    restored = StreamingPacker.from_state(packer.state())
+    assert restored.num_ready > 5000
+    assert plain(restored.flush()) == plain(packer.flush())
+
+
+@quick
+@given(case=streams(), cut=st.integers(0, 60))
+def test_the_lower_bound_counts_what_is_finished_and_what_waits(
+    case: tuple[Rows, list[int], int, int | None], cut: int
+) -> None:
+    rows, capacity, lookahead, most = case
+
+    def bound(items: Rows) -> int:
+        totals = [*np.array(items, np.int64).reshape(-1, len(capacity)).sum(axis=0).tolist(), len(items)]
+        return max(-(-total // limit) for total, limit in zip(totals, [*capacity, most or 10**9], strict=True))
+
+    packer = StreamingPacker(capacity, lookahead, max_items_per_bin=most)
+    packer.add(np.array(rows[:cut], np.int64).reshape(-1, len(capacity)))
+    assert packer.lower_bound == bound(rows[:cut])
+    restored = StreamingPacker.from_state(packer.state())
+    assert (restored.lower_bound, restored.gap) == (packer.lower_bound, packer.gap)
+    finished = [rows[item] for one in restored._ready for item in one.items]
+    assert packer.gap == (packer.num_bins / bound(finished) - 1 if finished else 0)
+    packer.flush()
+    assert packer.num_bins >= packer.lower_bound == bound(rows[:cut])
+    assert packer.gap == (packer.num_bins / packer.lower_bound - 1 if rows[:cut] else 0)
+
+
+def test_a_packer_is_shown_with_its_options_and_where_it_stands() -> None:
+    packer = StreamingPacker([10, 4], 3, max_items_per_bin=5)
+    packer.add([[5, 1], [5, 1], [5, 1], [5, 1]])
+    assert repr(packer) == (
+        "StreamingPacker(capacity=[10, 4], lookahead=3, max_items_per_bin=5; "
+        "num_items=4, num_bins=1, num_waiting=2, fill=[1.000, 0.500])"
+    )
+    assert (packer.lower_bound, packer.gap) == (2, 0.0)
+
+
+def test_a_stream_is_checked_at_the_call() -> None:
+    with pytest.raises(PackingError, match="lookahead is 0"):
+        pack_stream([1], capacity=5, lookahead=0)
+    with pytest.raises(PackingError, match="stream has type int; give an iterable"):
+        pack_stream(7, capacity=5, lookahead=1)  # type: ignore[arg-type]
 
 
 def test_a_state_of_other_options_is_refused_and_changes_nothing() -> None:
