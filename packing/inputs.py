@@ -66,7 +66,7 @@ def as_matrix(values: npt.ArrayLike, name: str) -> IntArray:
 
 def _read(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     """`values` as an array of whatever type."""
-    # Not np.ma: that imports it, and a fork beside an import leaves its lock to the child. Without it nothing is masked.
+    # Not np.ma: that imports it, and a fork beside an import leaves its lock to the child. Not imported, not masked.
     masked: Any = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
     if isinstance(values, masked) and np.any(getattr(values, "mask", False)):
         raise PackingError(f"{name} has masked entries; fill or remove them first")
