@@ -19,6 +19,7 @@ from packing.errors import InfeasiblePartitionError, PackingError
 from packing.grid_bounds import grid_bound
 from packing.grids.cells import cell_loads, objective_value
 from packing.inputs import IntArray, as_limits, as_weights, at_least_one, check_count
+from packing.makespan_bounds import costly_stages
 from packing.packers.best_fit import best_fit_decreasing
 from packing.problem import GridProblem, Objective, PackProblem
 from packing.registry import GRID_PLACERS, find
@@ -69,7 +70,7 @@ def partition_grid(
     check_count(ranks * slots, matrix.shape[0], "num_ranks * num_slots")
     limited, limits = as_limits(sizes, capacity, matrix.shape[0])
     placer = find(GRID_PLACERS, algorithm)
-    costs = _costly(matrix)
+    costs = costly_stages(matrix)
     # No more slots than items are ever needed, in the best grid too; one more, so that cells may stay empty.
     used = min(slots, matrix.shape[0] + 1)
     bound = grid_bound(costs, ranks, used, limited, limits, per_slot=objective == "per_slot")
@@ -101,12 +102,6 @@ def partition_grid(
         algorithm=algorithm,
         objective=objective,
     )
-
-
-def _costly(weights: IntArray) -> IntArray:
-    """Stages that cost anything (at least one): text alone has no encoder, and one stage is placed faster."""
-    stages = [stage for stage in range(weights.shape[1]) if weights[:, stage].any()] or [0]
-    return weights if len(stages) == weights.shape[1] else np.ascontiguousarray(weights[:, stages])
 
 
 def _bins_found(problem: GridProblem) -> int:

@@ -52,6 +52,12 @@ def stage_costs(stages: IntArray, stage_norm: StageNorm) -> IntArray:
     return total.reshape(-1, 1)
 
 
+def costly_stages(stages: IntArray) -> IntArray:
+    """Stages that cost anything (at least one): text alone has no encoder, and one stage is balanced faster."""
+    costly = [stage for stage in range(stages.shape[1]) if stages[:, stage].any()] or [0]
+    return stages if len(costly) == stages.shape[1] else np.ascontiguousarray(stages[:, costly])
+
+
 def partition_bound(weights: IntArray, num_parts: int, equal_count: bool = False) -> int:
     """`makespan_lower_bound` on checked input: weights [n, S]."""
     if weights.shape[0] == 0:

@@ -12,7 +12,7 @@ from packing.bin_bounds import packing_bound
 from packing.errors import InfeasiblePartitionError
 from packing.grouping import group_by_bin
 from packing.inputs import IntArray, as_flag, as_limits, as_weights, at_least_one, check_count
-from packing.makespan_bounds import StageNorm, partition_bound, stage_costs
+from packing.makespan_bounds import StageNorm, costly_stages, partition_bound, stage_costs
 from packing.packers.best_fit import best_fit_decreasing
 from packing.partitioners.refine import refine
 from packing.partitioners.within_capacity import within_capacity
@@ -57,7 +57,7 @@ def partition(
         NegativeSizeError, SizeOverflowError, CapacityError, PackingError: malformed input.
     """
     matrix = as_weights(weights)
-    costs = _competing(stage_costs(matrix, stage_norm))
+    costs = costly_stages(stage_costs(matrix, stage_norm))
     parts = at_least_one(num_parts, "num_parts")
     check_count(parts, matrix.shape[0], "num_parts")
     equal_count = as_flag(equal_count, "equal_count")
@@ -91,12 +91,6 @@ def partition(
         gap=gap_to(makespan, problem.lower_bound),
         algorithm=algorithm,
     )
-
-
-def _competing(stages: IntArray) -> IntArray:
-    """Stages that cost anything (at least one): text alone has no encoder, and one stage is balanced faster."""
-    costly = [stage for stage in range(stages.shape[1]) if stages[:, stage].any()] or [0]
-    return stages if len(costly) == stages.shape[1] else np.ascontiguousarray(stages[:, costly])
 
 
 def _needed(problem: PartitionProblem) -> int:
