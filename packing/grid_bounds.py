@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from packing.inputs import IntArray
 from packing.makespan_bounds import partition_bound
-from packing.partitioners.order import ascending
+from packing.partitioners.order import ascending, peaks
 
 _DROPPED_BITS = 20
 """Of the 52 bits of a density's fraction, so that densities sort fast; the margin of `_outside` covers it."""
@@ -37,7 +37,7 @@ def grid_bound(
     if not per_slot or weights.shape[0] == 0:
         return bound
     left = weight_left(weights, sizes, capacity, num_ranks, num_slots)
-    peak = weights.max(axis=1) if weights.shape[1] > 1 else weights[:, 0]
+    peak = peaks(weights)
     for column in range(capacity.shape[0]):
         alone = np.sort(peak[sizes[:, column] > capacity[column] // 2])[::-1][::num_ranks]
         after = 0  # D[slot + 1]

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray
 
 Objective = Literal["per_rank", "per_slot"]
@@ -75,6 +76,10 @@ class PartitionProblem:
         """Parts that may hold one item more than `base_count`."""
         return self.num_items % self.num_parts if self.equal_count else 0
 
+    def makespan(self, part_of: PartArray) -> int:
+        """Largest load over parts and stages of an assignment int32 [n]."""
+        return int(group_by_bin(part_of, self.weights, self.num_parts)[2].max())
+
     def packing(self) -> PackProblem:
         """The sizes alone, to be packed into at most k bins."""
         return PackProblem(sizes=self.sizes, capacity=self.capacity, lower_bound=0, enough=self.num_parts)
@@ -104,6 +109,11 @@ class GridProblem:
     objective: Objective
     lower_bound: int
     enough: int
+
+    @property
+    def values(self) -> IntArray:
+        """int64 [n, S + d]: weights and sizes side by side, for kernels (each array argument costs compile time)."""
+        return np.concatenate([self.weights, self.sizes], axis=1)
 
     @property
     def num_items(self) -> int:

@@ -14,20 +14,8 @@ from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray
 from packing.packers.best_fit import best_fit_decreasing
 from packing.partitioners.lpt import lpt
+from packing.partitioners.order import peaks
 from packing.problem import GridProblem, Objective, PackProblem, PartitionProblem
-
-
-def values_of(problem: GridProblem) -> IntArray:
-    """int64 [n, S + d]: weights and sizes side by side, for kernels."""
-    return np.ascontiguousarray(np.concatenate([problem.weights, problem.sizes], axis=1))
-
-
-def peaks(weights: IntArray) -> IntArray:
-    """int64 [n], the largest stage of each row of weights [n, S]."""
-    peak = weights[:, 0]
-    for stage in range(1, weights.shape[1]):  # several times faster than a maximum along the short axis
-        peak = np.maximum(peak, weights[:, stage])
-    return peak
 
 
 def cell_loads(weights: IntArray, cell_of: PartArray, num_ranks: int, num_slots: int) -> IntArray:
@@ -120,7 +108,7 @@ def finish(problem: GridProblem, cell_of: PartArray, levels: Levels | None = Non
     if problem.objective == "per_rank":
         level = np.full(ranks, problem.lower_bound, np.int64)
         return align(
-            problem, exchange(values_of(problem), problem.capacity, cell_of, level, cells_per_unit=slots, slack=slack)
+            problem, exchange(problem.values, problem.capacity, cell_of, level, cells_per_unit=slots, slack=slack)
         )
     start = align(problem, cell_of)
     load = _loads(problem, start)
@@ -134,7 +122,7 @@ def finish(problem: GridProblem, cell_of: PartArray, levels: Levels | None = Non
         return start
     each = np.tile(level, ranks)
     found = align(
-        problem, exchange(values_of(problem), problem.capacity, start, each, cells_per_unit=1, slack=slack // slots)
+        problem, exchange(problem.values, problem.capacity, start, each, cells_per_unit=1, slack=slack // slots)
     )
     return found if value_of(problem, found) < value else start
 

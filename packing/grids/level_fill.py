@@ -15,7 +15,7 @@ are searched. O(n sqrt(R M)) before refinement, more where capacities are nearly
 import numpy as np
 
 from packing._jit import jit, jit_inner
-from packing.grids.cells import finish, slot_levels, values_of, whole_bins
+from packing.grids.cells import finish, slot_levels, whole_bins
 from packing.inputs import IntArray, PartArray
 from packing.partitioners.order import descending
 from packing.problem import GridProblem
@@ -28,7 +28,7 @@ def level_fill(problem: GridProblem) -> PartArray | None:
     """cell_of int32 [n] = rank * num_slots + slot, or None when no assignment within the capacities was found."""
     levels = slot_levels(problem)
     order = descending(problem.weights)
-    cell_of, complete = _fill(values_of(problem), problem.capacity, order, levels.level, problem.num_ranks)
+    cell_of, complete = _fill(problem.values, problem.capacity, order, levels.level, problem.num_ranks)
     start = cell_of if complete else whole_bins(problem)
     return None if start is None else finish(problem, start, levels)
 

@@ -11,7 +11,7 @@ Cost: O(n (R + M)) before refinement.
 import numpy as np
 
 from packing._jit import jit, jit_inner
-from packing.grids.cells import finish, values_of, whole_bins
+from packing.grids.cells import finish, whole_bins
 from packing.inputs import IntArray, PartArray
 from packing.partitioners.order import descending
 from packing.problem import GridProblem
@@ -20,7 +20,7 @@ from packing.problem import GridProblem
 def ranks_first(problem: GridProblem) -> PartArray | None:
     """cell_of int32 [n] = rank * num_slots + slot, or None when no assignment within the capacities was found."""
     cell_of, complete = _deal(
-        values_of(problem),
+        problem.values,
         problem.capacity,
         descending(problem.weights),
         problem.num_ranks,

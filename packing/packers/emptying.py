@@ -12,6 +12,7 @@ millisecond; of use at the end of a packing, where few bins are left half empty,
 import numpy as np
 
 from packing._jit import jit, jit_inner
+from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray
 from packing.scoring import score_terms, scores
 
@@ -26,7 +27,7 @@ def empty_bins(
     """(bin_of int32 [n], number of bins): at most `num_bins`; stops at `enough`. `bin_of` is left as it is."""
     if num_bins <= max(enough, 1):
         return bin_of, num_bins
-    free = capacity - _load(sizes, bin_of, num_bins)
+    free = capacity - group_by_bin(bin_of, sizes, num_bins)[2]
     shift, weight = score_terms(sizes, capacity)
     roomiest = np.argsort(-scores(free, shift, weight), kind="stable")[:_MAX_BINS]
     rank = np.full(num_bins, -1, np.int64)
@@ -51,15 +52,6 @@ def empty_bins(
     kept = np.zeros(num_bins, np.bool_)
     kept[moved] = True
     return (np.cumsum(kept) - 1)[moved].astype(np.int32), int(kept.sum())
-
-
-@jit
-def _load(sizes: IntArray, bin_of: PartArray, num_bins: int) -> IntArray:
-    load = np.zeros((num_bins, sizes.shape[1]), np.int64)
-    for item in range(sizes.shape[0]):
-        for column in range(sizes.shape[1]):
-            load[bin_of[item], column] += sizes[item, column]
-    return load
 
 
 @jit_inner

@@ -9,7 +9,6 @@ Refined LPT meets the bound (or its largest item) on nearly every large input, s
 where they pay. Never worse than `lpt_refined`.
 """
 
-from packing.grouping import group_by_bin
 from packing.inputs import PartArray
 from packing.partitioners.even_mix import even_mix
 from packing.partitioners.exact import improve
@@ -30,15 +29,15 @@ def auto(problem: PartitionProblem) -> PartArray | None:
     best = lpt_refined(problem)
     if best is None or problem.num_parts == 1:
         return best
-    makespan = _makespan(problem, best)
+    makespan = problem.makespan(best)
     if makespan <= problem.enough:
         return best
     if problem.num_items <= _FEW_ITEMS:
         return improve(problem, best, _EXACT_STEPS)
     for other in _others(problem, makespan):
         found = other(problem)
-        if found is not None and _makespan(problem, found) < makespan:
-            best, makespan = found, _makespan(problem, found)
+        if found is not None and problem.makespan(found) < makespan:
+            best, makespan = found, problem.makespan(found)
         if makespan <= problem.enough:
             break
     return best
@@ -61,7 +60,3 @@ def _others(problem: PartitionProblem, makespan: int) -> list[Partitioner]:
 def _refined_karmarkar_karp(problem: PartitionProblem) -> PartArray | None:
     found = karmarkar_karp(problem)
     return None if found is None else refine(problem, found)
-
-
-def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:
-    return int(group_by_bin(part_of, problem.weights, problem.num_parts)[2].max())

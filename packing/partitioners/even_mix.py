@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from packing._jit import jit, jit_inner
-from packing.grouping import group_by_bin
 from packing.inputs import IntArray, PartArray, column_totals
 from packing.partitioners.order import descending
 from packing.partitioners.refine import refine
@@ -70,7 +69,7 @@ def even_mix(problem: PartitionProblem) -> PartArray | None:
 
 
 def _above(problem: PartitionProblem, part_of: PartArray) -> int:
-    return int(group_by_bin(part_of, problem.weights, problem.num_parts)[2].max()) - problem.enough
+    return problem.makespan(part_of) - problem.enough
 
 
 def _start(problem: PartitionProblem, shares: FloatArray, order: IntArray, blend: float) -> PartArray | None:

@@ -28,7 +28,7 @@ def exact(problem: PartitionProblem) -> PartArray | None:
 
 def improve(problem: PartitionProblem, part_of: PartArray | None, max_steps: int) -> PartArray | None:
     """The best partition found within `max_steps`, none worse than `part_of`; None when there is none to start from."""
-    highest = int(problem.weights.sum(axis=0).max(initial=0)) if part_of is None else _makespan(problem, part_of) - 1
+    highest = int(problem.weights.sum(axis=0).max(initial=0)) if part_of is None else problem.makespan(part_of) - 1
     num_stages = problem.weights.shape[1]
     limits = np.concatenate([np.full(num_stages, max(highest, 1)), problem.capacity])
     values, limits, order = search_input(problem.values, limits)
@@ -44,15 +44,9 @@ def improve(problem: PartitionProblem, part_of: PartArray | None, max_steps: int
         found = np.empty(problem.num_items, np.int32)
         found[order] = placed.max(initial=0) - placed
         _fill_empty(found, problem.num_parts)
-        highest = _makespan(problem, found) - 1
+        highest = problem.makespan(found) - 1
         max_steps -= steps + 1
     return found
-
-
-def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:
-    load = np.zeros((problem.num_parts, problem.weights.shape[1]), np.int64)
-    np.add.at(load, part_of, problem.weights)
-    return int(load.max())
 
 
 def _fill_empty(part_of: PartArray, num_parts: int) -> None:

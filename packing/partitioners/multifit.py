@@ -12,7 +12,6 @@ Price: O(n k (S + d)) a trial, and up to 24 trials, so it is slow on many parts,
 import numpy as np
 
 from packing._jit import jit
-from packing.grouping import group_by_bin
 from packing.inputs import MAX_TOTAL, IntArray, PartArray
 from packing.partitioners.lpt import lpt
 from packing.partitioners.order import descending
@@ -29,7 +28,7 @@ def multifit(problem: PartitionProblem) -> PartArray | None:
     num_stages = problem.weights.shape[1]
     below, above = problem.lower_bound - 1, MAX_TOTAL  # no partition at `below`; one at `above`, if there is any
     if best is not None:
-        above = _makespan(problem, best)
+        above = problem.makespan(best)
     values, order = problem.values, descending(problem.weights)
     for _ in range(_MAX_TRIALS):
         if above <= problem.enough or above - below <= 1:
@@ -40,16 +39,12 @@ def multifit(problem: PartitionProblem) -> PartArray | None:
         part_of, complete = _first_fit(values, limits, order, problem.num_parts, problem.base_count, problem.num_extra)
         if complete:
             best = part_of
-            above = _makespan(problem, best)
+            above = problem.makespan(best)
         elif best is None:
             break
         else:
             below = limit
     return best
-
-
-def _makespan(problem: PartitionProblem, part_of: PartArray) -> int:
-    return int(group_by_bin(part_of, problem.weights, problem.num_parts)[2].max())
 
 
 @jit
