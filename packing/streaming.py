@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packing.errors import CapacityError, ItemTooLargeError, PackingError
+from packing.errors import ItemTooLargeError, PackingError
 from packing.inputs import (
     MAX_TOTAL,
     IntArray,
@@ -38,7 +38,6 @@ from packing.stream_state import StreamedBin, StreamOptions, StreamState, cut_bi
 from packing.stream_window import FIRST_SIZE, NUMBER, SCORE, window_scores, window_terms
 
 MAX_LOOKAHEAD = 2**20
-MAX_COLUMNS = 64
 
 
 class StreamingPacker:
@@ -69,10 +68,8 @@ class StreamingPacker:
         Raises:
             CapacityError, PackingError: malformed options.
         """
-        self._num_columns = 1 if np.ndim(capacity) == 0 else np.shape(capacity)[0]
-        self._capacity = as_capacity(capacity, self._num_columns)
-        if not 1 <= self._num_columns <= MAX_COLUMNS:
-            raise CapacityError(f"capacity has {self._num_columns} entries; a stream has 1..{MAX_COLUMNS} dimensions")
+        self._capacity = as_capacity(capacity, None)
+        self._num_columns = self._capacity.shape[0]
         if at_least_one(lookahead, "lookahead") > MAX_LOOKAHEAD:
             raise PackingError(f"lookahead is {lookahead}; at most {MAX_LOOKAHEAD} items may wait")
         most = None if max_items_per_bin is None else at_least_one(max_items_per_bin, "max_items_per_bin")
