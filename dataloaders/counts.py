@@ -33,22 +33,31 @@ class ItemCounts:
     """Counts of one media item, derived from its header and the exact processor config.
 
     Attributes:
-        llm_tokens: positions in the LLM sequence that receive a visual embedding (delimiters excluded).
-        patches: vision-tower tokens before merging, as really encoded.
-        tiles: crops the item is cut into (1 for native-resolution families).
+        llm_tokens: positions of the LLM sequence that the item's placeholder becomes: visual tokens, and what the
+            processor writes between and around them (row ends, separators, timestamps). Delimiters that the chat
+            template itself writes around the placeholder are not in it.
+        visual_tokens: those of them that receive a visual embedding. In a model that attends to images across
+            (Mllama), the keys and values of that attention, which are no positions of the sequence.
+        patches: vision-tower tokens before merging, as really encoded when the item is processed alone.
+        padded_patches: the same beside the largest batch mate that the configuration permits, where the processor pads
+            to batch mates; None: it does not.
+        tiles: crops the item is cut into, thumbnail included (1 for native-resolution families).
         frames: frames handed to the vision tower, padding included (1 for an image).
-        grid: (t, h, w) in patches; t is counted after temporal merging.
-        height_px, width_px: size the pixels are resized to.
-        full: segments of full attention (per temporal slice).
+        grid: (t, h, w) in patches; t counts temporal positions after temporal merging, or tiles. (0, 0, 0) where
+            tiles differ in size.
+        height_px, width_px: size the pixels are resized to (of one tile, or of the canvas that is cut into tiles).
+        full: segments of full attention (per temporal position or tile).
         window: segments of window attention.
     """
 
     llm_tokens: int
+    visual_tokens: int
     patches: int
-    tiles: int
-    frames: int
-    grid: tuple[int, int, int]
+    padded_patches: int | None = None
+    tiles: int = 1
+    frames: int = 1
+    grid: tuple[int, int, int] = (0, 0, 0)
     height_px: int
     width_px: int
     full: SegmentStats
-    window: SegmentStats
+    window: SegmentStats = SegmentStats()

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     TOO_FEW_FRAMES = "too_few_frames"
     NO_VIDEO_STREAM = "no_video_stream"
     TIMEOUT = "timeout"
+    UNSUPPORTED_MEDIA = "unsupported_media"
     BAD_RECORD = "bad_record"
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
     MISSING_MEDIA = "missing_media"
@@ -62,6 +63,29 @@ class MediaError(DataError):
     def __init__(self, reason: Reason, cause: str, *, place: str = "", remedy: str = "") -> None:
         super().__init__(cause, place=place, remedy=remedy)
         self.reason = reason
+
+
+class UnfitError(MediaError):
+    """A sound medium that the model's processor would fail on: too long and thin, too few frames, a side below a pixel.
+
+    Args:
+        nearest_size_px: nearest (width, height) that the processor takes; None: the size is not at fault, or no
+            size near it would do.
+        nearest_frames: the least number of frames that it takes; None: their number is not at fault.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        cause: str,
+        *,
+        place: str = "",
+        remedy: str = "",
+        nearest_size_px: tuple[int, int] | None = None,
+        nearest_frames: int | None = None,
+    ) -> None:
+        super().__init__(reason, cause, place=place, remedy=remedy)
+        self.nearest_size_px, self.nearest_frames = nearest_size_px, nearest_frames
 
 
 class RecordError(DataError):

@@ -1,11 +1,11 @@
 """What an estimator is: the exact processor's arithmetic as pure functions of sizes, one object per configuration.
 
-    header (w, h | frames, fps, duration) --TokenEstimator--> ItemCounts(grid, patches, llm_tokens, segments)
+    header (w, h | frames, fps, duration) --TokenEstimator--> ItemCounts(llm_tokens, patches, tiles, segments)
 
-The same object tells the decoder which frames to take and how patches are laid out, so what is estimated is what is
-decoded (law 6).
+`PatchEstimator` adds what the decoder needs to lay out patches, so what is estimated is what is decoded (law 6).
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -20,6 +20,51 @@ class TokenEstimator(Protocol):
 
     Attributes:
         fingerprint: hex digest of the configuration and of the rule's version; it keys the index.
+        rule: the rule in words that a person can check: family, version of the processor it imitates.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def rule(self) -> str: ...
+
+    def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
+        """Counts of an image of this display size in a sample of `num_images` images.
+
+        Raises:
+            UnfitError: the processor would fail on it.
+        """
+        ...
+
+    def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
+        """Counts of a video of this display size.
+
+        Raises:
+            UnfitError: the processor would fail on it.
+            MediaError: `unsupported_media` where the processor takes no videos.
+        """
+        ...
+
+    def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
+        """Source frames that are sampled, ascending, before temporal padding: int64 [n]. Raises as `video` does."""
+        ...
+
+    def explain_image(self, width_px: int, height_px: int, *, num_images: int = 1) -> tuple[str, ...]:
+        """The steps of the formula with their numbers, one line each; the last gives the LLM tokens."""
+        ...
+
+    def explain_video(
+        self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float
+    ) -> tuple[str, ...]:
+        """The same for a video."""
+        ...
+
+
+@runtime_checkable
+class PatchEstimator(TokenEstimator, Protocol):
+    """An estimator whose patches `dataloaders.decode` can lay out: native resolution, merged squares of patches.
+
+    Attributes:
         patch_px: side of a patch.
         merge: patches per visual token along each side.
         temporal_patch: frames per patch.
@@ -28,8 +73,6 @@ class TokenEstimator(Protocol):
         mean, std: per-channel normalisation of pixels in 0..1.
     """
 
-    @property
-    def fingerprint(self) -> str: ...
     @property
     def patch_px(self) -> int: ...
     @property
@@ -45,18 +88,6 @@ class TokenEstimator(Protocol):
     @property
     def std(self) -> tuple[float, float, float]: ...
 
-    def image(self, width_px: int, height_px: int) -> ItemCounts:
-        """Counts of an image of this display size. Raises `MediaError` where the processor would fail."""
-        ...
-
-    def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
-        """Counts of a video of this display size. Raises `MediaError` where the processor would fail."""
-        ...
-
-    def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
-        """Source frames that are sampled, ascending, before temporal padding: int64 [n]."""
-        ...
-
     def seconds_per_grid(self, num_frames: int, fps: float) -> float:
         """Seconds between consecutive temporal grid positions of the sampled video."""
         ...
@@ -67,11 +98,24 @@ def temporal_grid(num_frames: int, temporal_patch: int) -> int:
     return -(-num_frames // temporal_patch)
 
 
+def equal_segments(count: int, length: int) -> SegmentStats:
+    """`count` segments of `length` patches each: full attention within each tile or temporal position."""
+    return SegmentStats(count=count, total=count * length, total_sq=count * length * length, longest=length)
+
+
 def full_segments(grid: tuple[int, int, int]) -> SegmentStats:
     """Full attention within each temporal position: t segments of h * w patches."""
-    grid_t, grid_h, grid_w = grid
-    area = grid_h * grid_w
-    return SegmentStats(count=grid_t, total=grid_t * area, total_sq=grid_t * area * area, longest=area)
+    return equal_segments(grid[0], grid[1] * grid[2])
+
+
+def segments_of(lengths: Sequence[int]) -> SegmentStats:
+    """Segments of these lengths, for tiles that differ in size."""
+    return SegmentStats(
+        count=len(lengths),
+        total=sum(lengths),
+        total_sq=sum(length * length for length in lengths),
+        longest=max(lengths, default=0),
+    )
 
 
 def window_segments(grid: tuple[int, int, int], window: int) -> SegmentStats:

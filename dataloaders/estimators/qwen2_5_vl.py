@@ -17,7 +17,6 @@ Sources of the formulas: `Qwen2VLImageProcessor` and `Qwen2VLVideoProcessor` of 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError, MediaError, Reason
 from dataloaders.estimators.base import full_segments, temporal_grid, window_segments
+from dataloaders.estimators.files import Config, ProcessorFiles
 
 _RULE = "qwen2_5_vl/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
 _MAX_ASPECT = 200
@@ -34,7 +34,6 @@ _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 ResizeRule: TypeAlias = Literal["transformers", "qwen_vl_utils"]
-Config: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +197,7 @@ class Qwen25VLEstimator:
         text = json.dumps([_RULE, asdict(self.config)], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
-    def image(self, width_px: int, height_px: int) -> ItemCounts:
+    def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
         """Counts of an image: one temporal position, as the processor repeats it to fill the temporal patch."""
         c = self.config
         size = smart_resize(height_px, width_px, c.factor, c.min_pixels, c.max_pixels, rule=c.resize_rule)
@@ -262,6 +261,7 @@ class Qwen25VLEstimator:
         patches = grid[0] * grid[1] * grid[2]
         return ItemCounts(
             llm_tokens=patches // self.merge**2,
+            visual_tokens=patches // self.merge**2,
             patches=patches,
             tiles=1,
             frames=grid_t * self.temporal_patch,
@@ -281,3 +281,10 @@ def _rate(num_frames: int, fps: float, duration_s: float) -> float:
     raise MediaError(
         Reason.CORRUPT, f"fps={fps}, duration_s={duration_s}: no usable frame rate", remedy="Drop the item."
     )
+
+
+def _factory(files: ProcessorFiles) -> Qwen25VLEstimator:
+    return Qwen25VLEstimator(Qwen25VLConfig.from_hf(files.model, files.image, files.video))
+
+
+FACTORIES = {"qwen2_5_vl": _factory}

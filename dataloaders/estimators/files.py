@@ -1,0 +1,110 @@
+"""A model folder's configuration files, parsed and bounded: what every estimator is made from.
+
+Files that are read: `config.json`, `preprocessor_config.json`, `video_preprocessor_config.json` and
+`processor_config.json` (which may nest the other two under `image_processor` and `video_processor`).
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from dataloaders.errors import DataError
+from dataloaders.estimators.text import count_text_roughly
+
+Config: TypeAlias = Mapping[str, Any]
+CountText: TypeAlias = Callable[[str], int]
+Preprocessing: TypeAlias = Literal["transformers", "qwen_vl_utils"]
+
+NAMES = ("config", "preprocessor_config", "video_preprocessor_config", "processor_config")
+_MAX_CONFIG_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorFiles:
+    """What a factory of an estimator gets.
+
+    Attributes:
+        model: `config.json`.
+        image: `preprocessor_config.json`, or what `processor_config.json` nests in its place; empty where absent.
+        video: `video_preprocessor_config.json`, likewise; None where absent.
+        processor: `processor_config.json` (keys of the processor itself); empty where absent.
+        count_text: tokens of a text that the processor writes between visual tokens (timestamps, separators).
+        text_rule: what `count_text` is, for fingerprints and people: the digest of a tokenizer, or "rough".
+        preprocessing: the library that resizes media before the processor sees them; None: what the family's users
+            do by default.
+        place: the folder, for errors.
+    """
+
+    model: Config = field(default_factory=dict)
+    image: Config = field(default_factory=dict)
+    video: Config | None = None
+    processor: Config = field(default_factory=dict)
+    count_text: CountText = count_text_roughly
+    text_rule: str = "rough"
+    preprocessing: Preprocessing | None = None
+    place: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names that may say which rule applies, the most exact first: processor, model type, image processor."""
+        candidates = (
+            self.processor.get("processor_class"),
+            self.image.get("processor_class"),
+            self.model.get("model_type"),
+            self.image.get("image_processor_type"),
+        )
+        # Fast and Pillow variants of an image processor count alike.
+        names = (re.sub("(Fast|Pil)$", "", kind) for kind in candidates if isinstance(kind, str) and kind)
+        return tuple(dict.fromkeys(names))
+
+    def with_count_text(self, count_text: CountText, text_rule: str) -> "ProcessorFiles":
+        """The same files with another count of texts."""
+        return replace(self, count_text=count_text, text_rule=text_rule)
+
+
+def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
+    """The parsed files of a model folder; or of a mapping from their names to contents; or of one flat mapping.
+
+    A flat mapping has `model_type` and the image processor's keys, and stands for `config` and `preprocessor_config`.
+
+    Raises:
+        DataError: no such folder, none of the files, damaged JSON.
+    """
+    if isinstance(source, Mapping):
+        return _from_mapping(source)
+    folder = Path(source)
+    files = {name: _read(folder / f"{name}.json") for name in NAMES if (folder / f"{name}.json").is_file()}
+    if not files:
+        raise DataError(
+            f"none of {', '.join(f'{name}.json' for name in NAMES)}",
+            place=str(folder),
+            remedy="Name a model folder in Hugging Face format.",
+        )
+    return files
+
+
+def _from_mapping(source: Config) -> dict[str, Config]:
+    named = {str(name).removesuffix(".json"): content for name, content in source.items()}
+    if not any(name in named for name in NAMES):
+        return {"config": source, "preprocessor_config": source}
+    files = {name: named[name] for name in NAMES if named.get(name) is not None}
+    for name, content in files.items():
+        if not isinstance(content, Mapping):
+            raise DataError(f"{name} is of type {type(content).__name__} where an object is needed")
+    return files
+
+
+def _read(path: Path) -> Config:
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise DataError(f"a configuration of more than {_MAX_CONFIG_BYTES} bytes", place=str(path))
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}", place=str(path), remedy="Download the file again.") from error
+    if not isinstance(parsed, dict):
+        raise DataError(f"JSON of type {type(parsed).__name__} where an object is needed", place=str(path))
+    return parsed
