@@ -5,7 +5,8 @@ parallel=True: they run inside forked loader workers, where a thread pool starte
 NUMBA_DISABLE_JIT=1 they are plain Python.
 
 A fork waits until no other thread compiles or loads a kernel (seconds at worst): the child would inherit numba's lock
-from a thread that does not exist in it, and its first kernel would wait for ever.
+from a thread that does not exist in it, and its first kernel would wait for ever. The lock of a module that such a
+thread imports is inherited likewise, so nothing may be imported at a call outside numba's lock: see `numpy.ma` below.
 """
 
 import os
@@ -14,6 +15,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy.ma  # noqa: F401  numba asks for it at the first call of a kernel with an array
 
 from packing._kernel_cache import add_cache
 

@@ -5,9 +5,11 @@ import json
 import os
 import pkgutil
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,15 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process with all its children, and close its pipes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[Any, str]:
@@ -126,7 +136,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[Any, str]:
     try:
         answer, errors = process.communicate(timeout=250)
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 0, errors
     return json.loads(answer), errors
 
@@ -182,7 +192,7 @@ def test_a_fork_beside_a_thread_that_loads_kernels_does_not_hang(first_call: str
     except subprocess.TimeoutExpired:
         pytest.fail("a child waits for a lock that nobody will release")
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 0, errors
     assert json.loads(answer) == expected
 
@@ -213,6 +223,30 @@ if child == 0:
 print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 """
     assert run(script, tmp_path)[0] == 0
+
+
+def test_calls_import_nothing_outside_the_lock_that_a_fork_waits_for(tmp_path: Path) -> None:
+    if numba.config.DISABLE_JIT:
+        pytest.skip("there is no compiler to wait for")
+    script = """
+import json, sys
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
+from packing import pack, partition, partition_grid
+
+def note(event, args):
+    if event == "import" and not global_compiler_lock._lock._is_owned():
+        late.append(args[0])
+
+late, table = [], np.random.default_rng(0).integers(1, 4096, 500)
+sys.addaudithook(note)
+pack(table, capacity=4096)
+pack(np.stack([table, table], axis=1), capacity=(4096, 5000))
+partition(table, 8)
+partition_grid(table, 4, 4, capacity=100_000, sizes=table, objective="per_slot")
+print(json.dumps(late))
+"""
+    assert run(script, tmp_path)[0] == []
 
 
 def test_a_numba_without_that_lock_has_no_guard(tmp_path: Path) -> None:
