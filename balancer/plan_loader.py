@@ -23,7 +23,7 @@ from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import TokenEstimator
 from dataloaders.index import CostIndex
-from dataloaders.sample import load_sample
+from dataloaders.sample import check_loadable, load_sample
 from dataloaders.source import SampleSource
 
 
@@ -136,6 +136,9 @@ class PlanLoader:
         dp_rank: whose cells to read.
         steps: which steps, in order; a resumed run starts its range where it stopped, nothing before is opened.
         num_workers: decoding processes; 0 decodes in this one.
+
+    Raises:
+        DataError: samples of the reader's model can be costed, but not loaded.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class PlanLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
+        check_loadable(reader.estimator, reader.index)
         self._reader, self._plans, self._dp_rank, self._steps = reader, plans, dp_rank, steps
         # Forked workers would inherit threads and open decoders; a fork server starts clean.
         self._loader: DataLoader[MicroBatch | _Failure] = DataLoader(

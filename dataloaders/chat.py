@@ -55,7 +55,7 @@ class EncodedSample:
     Attributes:
         tokens: int32 [T].
         labels: int32 [T], shifted; -100 where nothing is learned, always at T - 1.
-        spans: media in order; texts: text parts in order.
+        spans: media in order; texts: text parts in order (empty where an encoder does not tell them apart).
     """
 
     tokens: NDArray[np.int32]
@@ -78,6 +78,13 @@ class EncodedSample:
         """int64 [V]: positions that receive a visual embedding, in media order."""
         runs = [np.arange(span.start, span.start + span.count, dtype=np.int64) for span in self.spans]
         return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
+
+
+def shifted_labels(tokens: NDArray[np.int32], trained: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """int32 [T]: the token at t + 1 where that token is trained, else -100."""
+    labels = np.full(len(tokens), IGNORED_LABEL, dtype=np.int32)
+    labels[:-1] = np.where(trained[1:], tokens[1:], IGNORED_LABEL)
+    return labels
 
 
 class _Writer:
@@ -105,9 +112,7 @@ class _Writer:
     def finish(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         tokens = np.concatenate(self._runs) if self._runs else np.zeros(0, dtype=np.int32)
         trained = np.repeat(np.array(self._trained, dtype=np.bool_), [len(run) for run in self._runs])
-        labels = np.full(len(tokens), IGNORED_LABEL, dtype=np.int32)
-        labels[:-1] = np.where(trained[1:], tokens[1:], IGNORED_LABEL)
-        return tokens, labels
+        return tokens, shifted_labels(tokens, trained)
 
 
 def encode_record(record: Record, item_tokens: Sequence[int], *, train_on: str = "assistant") -> EncodedSample:
@@ -124,7 +129,7 @@ def encode_record(record: Record, item_tokens: Sequence[int], *, train_on: str =
     """
     if train_on not in TRAIN_ON:
         raise DataError(f"train_on={train_on!r}", place="encode_record", remedy=f"Choose one of {', '.join(TRAIN_ON)}.")
-    _check_media(record, item_tokens)
+    check_media(record, item_tokens)
     writer = _Writer()
     spans: list[MediaSpan] = []
     texts: list[TextSpan] = []
@@ -153,7 +158,7 @@ def encode_prompt(record: Record, item_tokens: Sequence[int]) -> EncodedSample:
         item_tokens: visual tokens of each medium of `record`; those of media behind the prompt are not used.
     """
     prompt = prompt_of(record)
-    _check_media(record, item_tokens)
+    check_media(record, item_tokens)
     encoded = encode_record(prompt, item_tokens[: len(prompt.media)])
     header = [int(Special.IM_START), *_TOKENIZER.encode("assistant\n")]
     tokens = np.concatenate([encoded.tokens, np.array(header, dtype=np.int32)])
@@ -211,7 +216,8 @@ def _write_turn(
         spans.append(MediaSpan(start, count, part.index))
 
 
-def _check_media(record: Record, item_tokens: Sequence[int]) -> None:
+def check_media(record: Record, item_tokens: Sequence[int]) -> None:
+    """Raise RecordError unless the turns use every medium once, in order, and each has one positive count."""
     used = [part.index for turn in record.turns for part in turn.parts if isinstance(part, MediaPart)]
     if used != list(range(len(record.media))):
         raise RecordError(

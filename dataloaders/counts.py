@@ -38,9 +38,9 @@ class ItemCounts:
             template itself writes around the placeholder are not in it.
         visual_tokens: those of them that receive a visual embedding. In a model that attends to images across
             (Mllama), the keys and values of that attention, which are no positions of the sequence.
-        patches: vision-tower tokens before merging, as really encoded when the item is processed alone.
-        padded_patches: the same beside the largest batch mate that the configuration permits, where the processor pads
-            to batch mates; None: it does not.
+        patches: vision-tower tokens before merging that come from the item's own pixels.
+        padded_patches: what the tower runs at most, where the processor pads: to a fixed number of tiles, or to the
+            largest batch mate that the configuration permits. None: it does not pad.
         tiles: crops the item is cut into, thumbnail included (1 for native-resolution families).
         frames: frames handed to the vision tower, padding included (1 for an image).
         grid: (t, h, w) in patches; t counts temporal positions after temporal merging, or tiles. (0, 0, 0) where
@@ -61,3 +61,8 @@ class ItemCounts:
     width_px: int
     full: SegmentStats
     window: SegmentStats = SegmentStats()
+
+    @property
+    def encoded_patches(self) -> int:
+        """Vision-tower tokens to reckon with: `padded_patches` where the processor pads, else `patches`."""
+        return self.patches if self.padded_patches is None else self.padded_patches

@@ -1,122 +1,80 @@
 """The cost index: what every sample and every medium costs, in two columnar tables that are memory-mapped.
 
-    folder/  samples.arrow   one row per sample: text_tokens, llm_tokens, patches, ..., shard, key
-             items.arrow     one row per medium in CSR order: sample i has rows item_offsets[i] to item_offsets[i + 1]
-             meta.json       format version, what the index was made from, digest of the content, unusable samples
+    index.samples["llm_tokens"]   [num_samples]      one row per sample: tokens, labels, patches, bytes, confidence
+    index.items["patches"]        [num_items]        one row per medium in CSR order: sample i has rows
+                                                     item_offsets[i] to item_offsets[i + 1]
+    index.bad                                        samples that cannot be used, with place and reason
 
 Columns are NumPy arrays on the mapped file, without a copy: ranks and workers of a host share one page cache. An index
 is only reused for the source, token rule and labelling it was made from; everything else is an error that says so.
+The files are described in `dataloaders.index_format`.
 """
 
 import hashlib
 import json
 import shutil
 import tempfile
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import IntEnum
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from dataloaders import index_format as form
 from dataloaders.errors import IndexFormatError
+from dataloaders.index_format import (
+    FORMAT_VERSION,
+    ITEM_COLUMNS,
+    SAMPLE_COLUMNS,
+    BadSample,
+    Column,
+    Columns,
+    Confidence,
+    IndexKey,
+    PartOf,
+    ShardRows,
+)
 
-FORMAT_VERSION = 1
-Column = NDArray[Any]
+__all__ = [
+    "FORMAT_VERSION",
+    "ITEM_COLUMNS",
+    "SAMPLE_COLUMNS",
+    "BadSample",
+    "Confidence",
+    "CostIndex",
+    "IndexKey",
+    "check_overwritable",
+    "foreign",
+    "write_index",
+]
 
-SAMPLE_COLUMNS: Mapping[str, DTypeLike] = {
-    "text_tokens": np.int32,
-    "label_tokens": np.int32,
-    "llm_tokens": np.int32,
-    "visual_tokens": np.int32,
-    "patches": np.int32,
-    "num_items": np.int32,
-    "bytes": np.int64,
-    "confidence": np.int8,
-    "reason": np.int16,
-}
-"""Columns of the sample table. `bytes`: encoded media; `confidence`: a `Confidence`; `reason`: row of `.reasons`."""
-
-ITEM_COLUMNS: Mapping[str, DTypeLike] = {
-    "kind": np.int8,
-    "width_px": np.int32,
-    "height_px": np.int32,
-    "grid_t": np.int32,
-    "grid_h": np.int32,
-    "grid_w": np.int32,
-    "resized_height_px": np.int32,
-    "resized_width_px": np.int32,
-    "frames": np.int32,
-    "source_frames": np.int32,
-    "fps": np.float64,
-    "duration_s": np.float64,
-    "visual_tokens": np.int32,
-    "patches": np.int32,
-    "tiles": np.int32,
-    "full_count": np.int64,
-    "full_total": np.int64,
-    "full_total_sq": np.int64,
-    "full_longest": np.int64,
-    "window_count": np.int64,
-    "window_total": np.int64,
-    "window_total_sq": np.int64,
-    "window_longest": np.int64,
-}
-"""Columns of the item table: source size and frames, planned grid and size, counts and segments (see `ItemCounts`)."""
-
-_META, _SAMPLES, _ITEMS = "meta.json", "samples.arrow", "items.arrow"
-
-
-class Confidence(IntEnum):
-    """How the counts of a sample are known; a sample has the weakest of its media."""
-
-    HEADER = 0
-    COUNTED = 1
-    ESTIMATED = 2
-    UNUSABLE = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexKey:
-    """What an index was made from: rules, fingerprints and options. Equal keys, equal numbers.
-
-    `rules` is the version of probing and parsing (`dataloaders.scan.RULES_VERSION`): a stricter parser must not meet
-    rows that a laxer one wrote.
-    """
-
-    rules: int
-    source: str
-    estimator: str
-    tokenizer: str
-    train_on: str
-    apply_orientation: bool
-    limits: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadSample:
-    """A sample that cannot be used: its row, where it lies, the stable reason and the full message."""
-
-    sample_id: int
-    place: str
-    reason: str
-    message: str
+_DERIVED = ("text_tokens",)
 
 
 class CostIndex:
     """Costs of every sample of a source.
 
+    Args:
+        samples, items: columns of `SAMPLE_COLUMNS` (`text_tokens` may be left out) and `ITEM_COLUMNS`.
+        names: table with the columns `shard` and `key`, one row per sample.
+        videos: the columns of `VIDEO_COLUMNS` for the rows in `row` alone, if they are at hand.
+
     Attributes:
         key: what it was made from.
         samples: column name -> array [num_samples], read-only; see `SAMPLE_COLUMNS`.
         items: column name -> array [num_items], read-only; see `ITEM_COLUMNS`.
-        item_offsets: int64 [num_samples + 1].
-        bad: unusable samples; their rows have zero counts and no items.
+        bad: unusable samples, ascending; their rows have zero counts and no items.
         reasons: names for the `reason` column; row 0 is "" (usable).
-        fingerprint: hex digest of the content.
+        rules: the rules of `media` and `text` in words.
+        shards: shards that were scanned, in order; empty for a source without shards.
+        part: which part of a source it holds; None: all of it.
+        fingerprint: hex digest of the content; equal for equal numbers, wherever the shards lie.
+        folder: where it is mapped from; None: in memory.
     """
 
     def __init__(
@@ -126,28 +84,65 @@ class CostIndex:
         samples: Mapping[str, Column],
         items: Mapping[str, Column],
         names: pa.Table,
-        bad: Sequence[BadSample],
+        bad: Sequence[BadSample] | pa.Table,
         reasons: Sequence[str],
+        rules: Mapping[str, str] | None = None,
+        shards: Sequence[ShardRows] | pa.Table = (),
+        part: PartOf | None = None,
+        videos: pa.Table | None = None,
         fingerprint: str = "",
         folder: Path | None = None,
     ) -> None:
-        self.key, self.bad, self.reasons, self.folder = key, list(bad), tuple(reasons), folder
-        self.samples = {name: _read_only(samples[name], dtype) for name, dtype in SAMPLE_COLUMNS.items()}
-        self.items = {name: _read_only(items[name], dtype) for name, dtype in ITEM_COLUMNS.items()}
-        self.names = names
-        offsets = np.zeros(len(self.samples["num_items"]) + 1, dtype=np.int64)
-        np.cumsum(self.samples["num_items"], out=offsets[1:])
-        if offsets[-1] != len(self.items["kind"]):
-            raise IndexFormatError(
-                f"the samples name {offsets[-1]} items, but there are {len(self.items['kind'])}",
-                place=str(folder or "index"),
-                remedy="Delete the folder; it is built again.",
-            )
-        self.item_offsets = _read_only(offsets, np.int64)
-        self.fingerprint = fingerprint or self._digest()
+        self.key, self.reasons, self.part, self.folder = key, tuple(reasons), part, folder
+        self.rules = dict(rules or {})
+        self._names, self._bad, self._shards, self._videos = names, bad, shards, videos
+        self._fingerprint = fingerprint
+        self.items: Mapping[str, Column] = Columns(ITEM_COLUMNS, items.__getitem__)
+        self.samples: Mapping[str, Column] = Columns(
+            SAMPLE_COLUMNS, lambda name: self._text_tokens() if name in _DERIVED else samples[name]
+        )
+        if folder is None:
+            _ = self.item_offsets  # columns that do not fit are refused now; of a file, when it is first read
 
     def __len__(self) -> int:
-        return len(self.samples["llm_tokens"])
+        return len(self.samples["num_items"])
+
+    @cached_property
+    def item_offsets(self) -> NDArray[np.int64]:
+        """int64 [num_samples + 1]: items of sample i are rows item_offsets[i] to item_offsets[i + 1]."""
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(self.samples["num_items"], out=offsets[1:])
+        if offsets[-1] != len(self.items["patches"]):
+            raise IndexFormatError(
+                f"the samples name {offsets[-1]} items, but there are {len(self.items['patches'])}",
+                place=str(self.folder or "index"),
+                remedy=form.AGAIN,
+            )
+        return form.read_only(offsets, np.int64)
+
+    @cached_property
+    def names(self) -> pa.Table:
+        """Table with `shard` and `key` of every sample."""
+        return self._names if self.folder is None else form.checked(self._names, self.folder)
+
+    @cached_property
+    def bad(self) -> list[BadSample]:
+        """Unusable samples, ascending."""
+        if isinstance(self._bad, pa.Table):
+            return [BadSample(**row) for row in form.checked(self._bad, self.folder).to_pylist()]
+        return list(self._bad)
+
+    @cached_property
+    def shards(self) -> tuple[ShardRows, ...]:
+        """Shards that were scanned, in order."""
+        if isinstance(self._shards, pa.Table):
+            return tuple(ShardRows(**row) for row in form.checked(self._shards, self.folder).to_pylist())
+        return tuple(self._shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of the content."""
+        return self._fingerprint or self._digest()
 
     def keys(self, i: int) -> str:
         """Key of sample `i` in its shard."""
@@ -162,44 +157,89 @@ class CostIndex:
         return range(int(self.item_offsets[i]), int(self.item_offsets[i + 1]))
 
     def item_tokens(self, i: int) -> list[int]:
-        """Visual tokens of every medium of sample `i`, as `encode_record` takes them."""
+        """Positions of every medium of sample `i`, as `encode_record` takes them."""
         rows = self.item_rows(i)
-        return [int(count) for count in self.items["visual_tokens"][rows.start : rows.stop]]
+        return [int(count) for count in self.items["llm_tokens"][rows.start : rows.stop]]
+
+    def source_of(self, row: int) -> tuple[int, float, float]:
+        """(frames, frames per second, duration in s) of the file of item `row`; (1, 0, 0) for an image."""
+        if self._videos is None:
+            frames, fps, duration_s = (self.items[name][row].item() for name in form.VIDEO_COLUMNS)
+            return frames, fps, duration_s
+        # Not through `items`: the columns of all media would be spread out in every worker.
+        rows, columns = self._video_columns
+        at = int(np.searchsorted(rows, row))
+        if at == len(rows) or rows[at] != row:
+            return 1, 0.0, 0.0
+        frames, fps, duration_s = (column[at].item() for column in columns)
+        return frames, fps, duration_s
+
+    @cached_property
+    def _bad_ids(self) -> list[int]:
+        return [bad.sample_id for bad in self.bad]
+
+    @cached_property
+    def _video_columns(self) -> tuple[Column, tuple[Column, ...]]:
+        rows, *columns = (
+            form.restore(self._videos, {}, dtype, name, 0)
+            for name, dtype in (("row", np.int64), *((name, ITEM_COLUMNS[name]) for name in form.VIDEO_COLUMNS))
+        )
+        return rows, tuple(columns)
+
+    def rows(self, start: int, stop: int, *, shards: Sequence[ShardRows] = ()) -> "CostIndex":
+        """Samples [start, stop) as an index in memory, of the same key; `shards` are those that they make up."""
+        first, last = int(self.item_offsets[start]), int(self.item_offsets[stop])
+        bad = self.bad[bisect_left(self._bad_ids, start) : bisect_left(self._bad_ids, stop)]
+        return CostIndex(
+            key=self.key,
+            samples=Columns(SAMPLE_COLUMNS, lambda name: self.samples[name][start:stop]),
+            items=Columns(ITEM_COLUMNS, lambda name: self.items[name][first:last]),
+            names=self.names.slice(start, stop - start),
+            bad=[replace(entry, sample_id=entry.sample_id - start) for entry in bad],
+            reasons=self.reasons,
+            rules=self.rules,
+            shards=shards,
+        )
 
     @classmethod
     def open(cls, folder: str | Path, expect: IndexKey | None = None) -> "CostIndex":
-        """Map an index that `write_index` has written; no column is read.
+        """Map an index that `write_index` has written; hardly a column is read.
 
         Raises:
             IndexFormatError: not an index, another format version, damaged, or made from something else than `expect`.
         """
         folder = Path(folder)
-        meta = _read_meta(folder)
+        meta = form.read_meta(folder)
         try:
             key = IndexKey(**meta["key"])
-            bad = [BadSample(**entry) for entry in meta["bad"]]
-            sizes = {name: (folder / name).stat().st_size for name in (_SAMPLES, _ITEMS)}
+            sizes = {name: (folder / name).stat().st_size for name in form.TABLES}
             if expect is not None and key != expect:
-                raise _foreign(folder, key, expect)
+                raise foreign(folder, key.differences(expect))
             if sizes != meta["file_bytes"]:
                 raise IndexFormatError(
-                    f"files of {sizes} bytes, but meta.json says {meta['file_bytes']}", place=str(folder), remedy=_AGAIN
+                    f"files of {sizes} bytes, but meta.json says {meta['file_bytes']}",
+                    place=str(folder),
+                    remedy=form.AGAIN,
                 )
-            samples, items = _map_table(folder / _SAMPLES), _map_table(folder / _ITEMS)
+            tables = {name: form.map_table(folder / name, form.SCHEMAS.get(name)) for name in form.TABLES}
             return cls(
                 key=key,
-                samples={name: _column(samples, name) for name in SAMPLE_COLUMNS},
-                items={name: _column(items, name) for name in ITEM_COLUMNS},
-                names=samples.select(["shard", "key"]),
-                bad=bad,
+                samples=_stored(tables[form.SAMPLES], meta["samples"], SAMPLE_COLUMNS, folder),
+                items=_stored(tables[form.ITEMS], meta["items"], ITEM_COLUMNS, folder, tables[form.VIDEOS]),
+                names=tables[form.NAMES],
+                bad=tables[form.BAD],
                 reasons=meta["reasons"],
+                rules=meta["rules"],
+                shards=tables[form.SHARDS],
+                part=None if meta["part"] is None else PartOf(**meta["part"]),
+                videos=tables[form.VIDEOS],
                 fingerprint=str(meta["fingerprint"]),
                 folder=folder.absolute(),
             )
         except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             if isinstance(error, IndexFormatError):
                 raise
-            raise IndexFormatError(f"damaged: {error!r}", place=str(folder), remedy=_AGAIN) from error
+            raise IndexFormatError(f"damaged: {error!r}", place=str(folder), remedy=form.AGAIN) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers map the files themselves; only an index that was never written travels by value.
@@ -207,27 +247,35 @@ class CostIndex:
             return (_reopen, (str(self.folder), self.fingerprint))
         state = {
             "key": self.key,
-            "samples": self.samples,
-            "items": self.items,
+            "samples": dict(self.samples),
+            "items": dict(self.items),
             "names": self.names,
             "bad": self.bad,
             "reasons": self.reasons,
+            "rules": self.rules,
+            "shards": self.shards,
+            "part": self.part,
             "fingerprint": self.fingerprint,
         }
         return (_from_state, (state,))
+
+    def _text_tokens(self) -> Column:
+        """int32 [num_samples]: positions without those of media."""
+        running = np.zeros(len(self.items["llm_tokens"]) + 1, dtype=np.int64)
+        np.cumsum(self.items["llm_tokens"], out=running[1:])
+        media: NDArray[np.int64] = running[self.item_offsets[1:]] - running[self.item_offsets[:-1]]
+        return (self.samples["llm_tokens"] - media).astype(np.int32)
 
     def _digest(self) -> str:
         digest = hashlib.sha256(json.dumps([FORMAT_VERSION, asdict(self.key), self.reasons], sort_keys=True).encode())
         for table in (self.samples, self.items):
             for name, column in table.items():
-                digest.update(f"{name}:{column.dtype.str}:{len(column)}".encode())
-                digest.update(np.ascontiguousarray(column).data)
+                if name not in _DERIVED:
+                    digest.update(f"{name}:{column.dtype.str}:{len(column)}".encode())
+                    digest.update(np.ascontiguousarray(column).data)
         for bad in self.bad:
             digest.update(f"{bad.sample_id}:{bad.reason}".encode())
         return digest.hexdigest()
-
-
-_AGAIN = "Delete the folder; it is built again."
 
 
 def write_index(folder: str | Path, index: CostIndex) -> CostIndex:
@@ -237,10 +285,7 @@ def write_index(folder: str | Path, index: CostIndex) -> CostIndex:
         IndexFormatError: the folder exists and is not an index: it is not overwritten.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and ((folder / _META).is_file() or not any(folder.iterdir()))):
-        raise IndexFormatError(
-            "the folder holds something else and is not overwritten", place=str(folder), remedy="Choose another folder."
-        )
+    check_overwritable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".tmp", dir=folder.parent))
     try:
@@ -254,73 +299,77 @@ def write_index(folder: str | Path, index: CostIndex) -> CostIndex:
     return CostIndex.open(folder, expect=index.key)
 
 
+def check_overwritable(folder: Path) -> None:
+    """Raise IndexFormatError when `folder` holds something that is not an index."""
+    if folder.exists() and not (folder.is_dir() and ((folder / form.META).is_file() or not any(folder.iterdir()))):
+        raise IndexFormatError(
+            "the folder holds something else and is not overwritten", place=str(folder), remedy="Choose another folder."
+        )
+
+
+def foreign(folder: Path | str, differences: Sequence[str], remedy: str = "Build the index again.") -> IndexFormatError:
+    """The error for an index of another source, rule or option."""
+    return IndexFormatError(f"made from something else: {'; '.join(differences)}", place=str(folder), remedy=remedy)
+
+
 def _write_files(folder: Path, index: CostIndex) -> None:
-    samples = pa.table({**index.samples, "shard": index.names["shard"], "key": index.names["key"]})
-    for name, table in ((_SAMPLES, samples), (_ITEMS, pa.table(index.items))):
-        # One batch, so that a column is one piece of memory.
-        batches = table.combine_chunks().to_batches()
-        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
+    samples, implied_samples = form.compact(
+        {name: index.samples[name] for name in SAMPLE_COLUMNS if name not in _DERIVED}
+    )
+    items, implied_items = form.compact(
+        {name: index.items[name] for name in ITEM_COLUMNS if name not in form.VIDEO_COLUMNS}
+    )
+    rows = form.video_rows(index.items)
+    videos = pa.table({"row": rows, **{name: index.items[name][rows] for name in form.VIDEO_COLUMNS}})
+    form.write_table(folder / form.SAMPLES, samples)
+    form.write_table(folder / form.ITEMS, items)
+    form.write_table(folder / form.VIDEOS, videos)
+    form.write_table(folder / form.NAMES, form.encode_names(index.names), one_batch=False)
+    form.write_table(folder / form.BAD, form.records_table(index.bad, form.BAD_SCHEMA))
+    form.write_table(folder / form.SHARDS, form.records_table(index.shards, form.SHARD_SCHEMA))
     meta = {
         "format_version": FORMAT_VERSION,
         "key": asdict(index.key),
         "fingerprint": index.fingerprint,
+        "rules": index.rules,
+        "part": None if index.part is None else asdict(index.part),
         "num_samples": len(index),
-        "num_items": len(index.items["kind"]),
-        "file_bytes": {name: (folder / name).stat().st_size for name in (_SAMPLES, _ITEMS)},
+        "num_items": len(index.items["patches"]),
+        "num_bad": len(index.bad),
+        "samples": {"rows": len(index), "implied": implied_samples},
+        "items": {"rows": len(index.items["patches"]), "implied": implied_items},
+        "file_bytes": {name: (folder / name).stat().st_size for name in form.TABLES},
         "reasons": list(index.reasons),
-        "bad": [asdict(bad) for bad in index.bad],
     }
-    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+    (folder / form.META).write_text(json.dumps(meta), encoding="utf-8")
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-        version = meta["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise IndexFormatError(
-            f"not a cost index: {error!r}", place=str(folder), remedy="Name a folder that build_index has written."
-        ) from error
-    if version != FORMAT_VERSION:
-        raise IndexFormatError(
-            f"format version {version}, but this release reads {FORMAT_VERSION}", place=str(folder), remedy=_AGAIN
-        )
-    return cast("dict[str, Any]", meta)
+def _stored(
+    table: pa.Table, meta: Mapping[str, Any], dtypes: Mapping[str, Any], folder: Path, videos: pa.Table | None = None
+) -> Columns:
+    """Columns of a mapped table; what only videos have is spread over all rows when it is asked for."""
+    length, implied = int(meta["rows"]), meta["implied"]
 
+    def make(name: str) -> Column:
+        try:
+            if videos is None or name not in form.VIDEO_COLUMNS:
+                return form.restore(table, implied, dtypes[name], name, length)
+            column = np.full(length, form.VIDEO_COLUMNS[name], dtype=dtypes[name])
+            column[form.restore(videos, {}, np.int64, "row", 0)] = form.restore(videos, {}, dtypes[name], name, 0)
+            return column
+        except (IndexError, KeyError, OverflowError, ValueError) as error:
+            raise IndexFormatError(f"damaged: {error!r}", place=str(folder), remedy=form.AGAIN) from error
 
-def _foreign(folder: Path, found: IndexKey, expect: IndexKey) -> IndexFormatError:
-    differing = [
-        f"{name} is {value}, expected {getattr(expect, name)}"
-        for name, value in asdict(found).items()
-        if value != getattr(expect, name)
-    ]
-    return IndexFormatError(
-        f"made from something else: {'; '.join(differing)}", place=str(folder), remedy="Build the index again."
-    )
-
-
-def _map_table(path: Path) -> pa.Table:
-    with pa.memory_map(str(path), "r") as mapped:
-        return pa.ipc.open_file(mapped).read_all()
-
-
-def _column(table: pa.Table, name: str) -> Column:
-    chunks = table[name].chunks
-    if not chunks:
-        return np.zeros(0, dtype=table.schema.field(name).type.to_pandas_dtype())
-    if len(chunks) > 1:
-        raise ValueError(f"column {name} is in {len(chunks)} pieces")
-    return cast(Column, chunks[0].to_numpy(zero_copy_only=True))
-
-
-def _read_only(column: Column, dtype: DTypeLike) -> Column:
-    if column.dtype != np.dtype(dtype):
-        raise ValueError(f"a column of {column.dtype} where {np.dtype(dtype)} is expected")
-    view = column.view()
-    view.flags.writeable = False
-    return view
+    # Columns that are missing or of another type are found now, not in the middle of a run.
+    for name in dtypes:
+        where = implied.get(name, name)
+        if name in _DERIVED or isinstance(where, int):
+            continue
+        owner = videos if videos is not None and name in form.VIDEO_COLUMNS else table
+        found = owner.schema.field(where).type.to_pandas_dtype()
+        if np.dtype(found) != np.dtype(dtypes[name]) or (owner is table and owner.num_rows != length):
+            raise ValueError(f"column {name} is {owner.num_rows} rows of {np.dtype(found)}")
+    return Columns(dtypes, make)
 
 
 def _reopen(folder: str, fingerprint: str) -> CostIndex:

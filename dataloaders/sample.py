@@ -9,16 +9,18 @@ A shard that cannot be read raises: a replacement would hide that everything beh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloaders.chat import IGNORED_LABEL, EncodedSample, encode_record
+from dataloaders.chat import IGNORED_LABEL, EncodedSample
 from dataloaders.counts import MediaKind
 from dataloaders.decode import Conformed, PixelConfig, PlannedItem, decode_media, stand_in
-from dataloaders.errors import IndexFormatError, MediaError
-from dataloaders.estimators.base import TokenEstimator
+from dataloaders.encoder import ByteEncoder, RecordEncoder
+from dataloaders.errors import DataError, IndexFormatError, MediaError
+from dataloaders.estimators.base import PatchEstimator, TokenEstimator
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.positions import mrope_positions
 from dataloaders.probe import ProbeLimits
@@ -65,6 +67,7 @@ def load_sample(
     estimator: TokenEstimator,
     *,
     train_on: str = "assistant",
+    encoder: RecordEncoder | None = None,
     apply_orientation: bool = True,
     with_pixels: bool = True,
     limits: ProbeLimits | None = None,
@@ -72,16 +75,19 @@ def load_sample(
     """Load sample `sample_id` in its planned shape.
 
     Args:
-        train_on, apply_orientation, limits: as in the scan that made `index`.
+        train_on, encoder, apply_orientation, limits: as in the scan that made `index`.
         with_pixels: False reads and decodes no media; bad media then go unnoticed here.
 
     Raises:
         IndexFormatError: the index is of another source, or the sample is unusable and was planned nevertheless.
+        DataError: samples of this model can be costed, not loaded, see `check_loadable`.
         OSError, SourceError, RecordError: the shard is gone or has changed.
     """
+    estimator = check_loadable(estimator)
     record = source.record(sample_id)
     rows = _item_rows(index, sample_id, record)
-    encoded = encode_record(record, index.item_tokens(sample_id), train_on=train_on)
+    encoder = encoder or ByteEncoder(train_on=train_on)
+    encoded = encoder.encode(record, index.item_tokens(sample_id))
     _check_planned(index, sample_id, record, encoded)
     items = planned_items(index, sample_id, estimator)
     grids = np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3)
@@ -92,6 +98,8 @@ def load_sample(
         patches, conformed, replaced = _decode_all(
             source, sample_id, record, items, pixels=pixels, apply_orientation=apply_orientation, limits=limits
         )
+        clamped = index.items["clamped"][rows.start : rows.stop]
+        conformed = tuple(map(_unexpected, conformed, clamped))
     return LoadedSample(
         sample_id=sample_id,
         place=record.place,
@@ -112,17 +120,45 @@ def load_sample(
     )
 
 
+def check_loadable(estimator: TokenEstimator, index: CostIndex | None = None) -> PatchEstimator:
+    """`estimator` as one whose patches can be laid out, for the media of `index` if it is given.
+
+    Raises:
+        DataError: samples of this model can be costed, but not loaded yet.
+    """
+    kind = type(estimator)
+    if kind not in _LOADABLE:
+        _LOADABLE[kind] = isinstance(estimator, PatchEstimator)
+    if not _LOADABLE[kind]:
+        raise _not_loadable(estimator, "its pixels are not laid out as patches of one grid")
+    if index is not None and not np.array_equal(index.items["llm_tokens"], index.items["visual_tokens"]):
+        raise _not_loadable(estimator, "its processor writes other tokens between the visual ones")
+    return cast(PatchEstimator, estimator)
+
+
+_LOADABLE: dict[type, bool] = {}  # the check of a protocol takes longer than the rest of a text sample
+
+
+def _not_loadable(estimator: TokenEstimator, why: str) -> DataError:
+    return DataError(
+        f"samples of this model can be costed but not loaded: {why} ({estimator.rule})",
+        place=type(estimator).__name__,
+        remedy="Train with a model of the Qwen2.5-VL family; index, plan and analyse with any.",
+    )
+
+
 def planned_items(index: CostIndex, sample_id: int, estimator: TokenEstimator) -> list[PlannedItem]:
     """The planned shapes of the media of a sample, from the index alone."""
     return [_planned_item(index, row, estimator) for row in index.item_rows(sample_id)]
 
 
 def _planned_item(index: CostIndex, row: int, estimator: TokenEstimator) -> PlannedItem:
-    whole = {name: int(column[row]) for name, column in index.items.items() if column.dtype.kind == "i"}
+    whole = {name: int(index.items[name][row]) for name in _PLANNED}
     kind, frame_indices = MediaKind(whole["kind"]), None
     if kind is MediaKind.VIDEO:
-        fps, duration_s = float(index.items["fps"][row]), float(index.items["duration_s"][row])
-        frame_indices = estimator.frame_indices(whole["source_frames"], fps, duration_s)
+        frame_indices = estimator.frame_indices(*index.source_of(row))
+    # A clamped medium is known to have another size than the planned one: nothing to compare with.
+    source_px = (0, 0) if whole["clamped"] else (whole["height_px"], whole["width_px"])
     return PlannedItem(
         kind=kind,
         grid=(whole["grid_t"], whole["grid_h"], whole["grid_w"]),
@@ -130,9 +166,23 @@ def _planned_item(index: CostIndex, row: int, estimator: TokenEstimator) -> Plan
         width_px=whole["resized_width_px"],
         frames=whole["frames"],
         frame_indices=frame_indices,
-        source_height_px=whole["height_px"],
-        source_width_px=whole["width_px"],
+        source_height_px=source_px[0],
+        source_width_px=source_px[1],
     )
+
+
+_PLANNED = (
+    "kind",
+    "grid_t",
+    "grid_h",
+    "grid_w",
+    "resized_height_px",
+    "resized_width_px",
+    "frames",
+    "height_px",
+    "width_px",
+    "clamped",
+)
 
 
 def _decode_all(
@@ -169,16 +219,22 @@ def _decode_all(
     return patches, tuple(reports), None
 
 
-def _time_steps(index: CostIndex, rows: slice, estimator: TokenEstimator) -> list[float]:
+def _unexpected(report: Conformed, clamped: int) -> Conformed:
+    """The report without what clamping made certain: a clamped clip repeats its frames."""
+    return replace(report, frames_repeated=0) if clamped else report
+
+
+def _time_steps(index: CostIndex, rows: range, estimator: PatchEstimator) -> list[float]:
     """Temporal indices per slice of each medium; 0 for images."""
-    columns = (index.items[name][rows].tolist() for name in ("kind", "source_frames", "fps"))
-    return [
-        estimator.tokens_per_second * estimator.seconds_per_grid(frames, fps) if kind == MediaKind.VIDEO else 0.0
-        for kind, frames, fps in zip(*columns, strict=True)
-    ]
+    steps = []
+    for row in rows:
+        is_video = index.items["kind"][row] == MediaKind.VIDEO
+        frames, fps, _ = index.source_of(row) if is_video else (1, 0.0, 0.0)
+        steps.append(estimator.tokens_per_second * estimator.seconds_per_grid(frames, fps) if is_video else 0.0)
+    return steps
 
 
-def _item_rows(index: CostIndex, sample_id: int, record: Record) -> slice:
+def _item_rows(index: CostIndex, sample_id: int, record: Record) -> range:
     rows = index.item_rows(sample_id)
     if index.samples["confidence"][sample_id] == Confidence.UNUSABLE:
         raise IndexFormatError(
@@ -188,7 +244,7 @@ def _item_rows(index: CostIndex, sample_id: int, record: Record) -> slice:
         )
     if len(rows) != len(record.media):
         raise _other_source(f"{len(record.media)} media where the index has {len(rows)}", record)
-    return slice(rows.start, rows.stop)
+    return rows
 
 
 def _check_planned(index: CostIndex, sample_id: int, record: Record, encoded: EncodedSample) -> None:
@@ -202,5 +258,5 @@ def _other_source(how: str, record: Record) -> IndexFormatError:
     return IndexFormatError(
         f"the record differs from the index: {how}",
         place=record.place,
-        remedy="Build the index again from this source and with the same `train_on`.",
+        remedy="Build the index again from this source and with the same encoder and `train_on`.",
     )

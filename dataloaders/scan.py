@@ -1,42 +1,36 @@
 """From a source to its cost index: headers and text only, no pixel decoded.
 
-    record --probe every medium--> sizes --estimator--> ItemCounts --encode--> label tokens --> rows of the index
+    record --probe every medium--> sizes --estimator--> ItemCounts --encoder--> tokens, labels --> rows of the index
 
 A record or a medium that cannot be used becomes a row without counts and an entry in `CostIndex.bad`, never an
 exception: the caller lists them all or leaves them out. A shard that cannot be read is an exception, because then
-nothing behind it is known either.
+nothing behind it is known either. Media that are sound but that the model's processor would fail on (`UnfitError`: too
+long and thin, too few frames) follow the policy `unfit`, here and nowhere later:
+
+    skip    such a sample is unusable, like a damaged one
+    clamp   it is planned at the nearest size or number of frames that the processor takes, and decoded to that
+    error   the scan goes to its end and then raises one error that lists them all
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from dataloaders.chat import encode_record
-from dataloaders.counts import ItemCounts, MediaKind
-from dataloaders.errors import IndexFormatError, MediaError, RecordError
+from dataloaders.counts import MediaKind
+from dataloaders.encoder import ByteEncoder, RecordEncoder
+from dataloaders.errors import IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
-from dataloaders.index import (
-    ITEM_COLUMNS,
-    SAMPLE_COLUMNS,
-    BadSample,
-    Confidence,
-    CostIndex,
-    IndexKey,
-    write_index,
-)
-from dataloaders.probe import ProbeLimits, probe_image, probe_video
-from dataloaders.record import MediaRef, Record
+from dataloaders.index import Confidence, CostIndex, IndexKey, write_index
+from dataloaders.index_build import BuildProgress, build_shards, is_current
+from dataloaders.probe import ProbeLimits
+from dataloaders.record_parser import RecordLimits
+from dataloaders.scan_rows import ScanOptions, Unfit, raise_unfit, scan_rows
 from dataloaders.source import SampleSource
-from dataloaders.tokenizer import ByteTokenizer
+from dataloaders.tar_source import TarSource
 
 Progress = Callable[[int, int], None]
-MAX_MESSAGE = 1000
-# Raise it with every change of what a scan accepts or counts; cached indices are then built again.
-RULES_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +57,16 @@ def index_key(
     estimator: TokenEstimator,
     *,
     train_on: str = "assistant",
+    encoder: RecordEncoder | None = None,
     apply_orientation: bool = True,
     limits: ProbeLimits | None = None,
+    unfit: Unfit = "skip",
 ) -> IndexKey:
     """What an index of `source` under these options is made from."""
-    return IndexKey(
-        rules=RULES_VERSION,
-        source=source.fingerprint,
-        estimator=estimator.fingerprint,
-        tokenizer=ByteTokenizer.fingerprint,
-        train_on=train_on,
-        apply_orientation=apply_orientation,
-        limits=" ".join(f"{name}={value}" for name, value in asdict(limits or ProbeLimits()).items()),
+    options = _options(
+        source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
     )
+    return options.key(source.fingerprint, estimator)
 
 
 def build_index(
@@ -84,30 +75,57 @@ def build_index(
     folder: str | Path,
     *,
     train_on: str = "assistant",
+    encoder: RecordEncoder | None = None,
     apply_orientation: bool = True,
     limits: ProbeLimits | None = None,
+    unfit: Unfit = "skip",
+    workers: int | None = 1,
     progress: Progress | None = None,
 ) -> CostIndex:
     """The index of `source` in `folder`: opened if it is there and current, otherwise built and written whole.
 
+    Of a `TarSource`, only shards that changed are scanned, and a build that was interrupted goes on where it was; see
+    `dataloaders.index_build`.
+
+    Args:
+        workers: processes that scan; 1: this one; None: as many as there are CPUs, if there is enough to do. A script
+            that asks for several needs `if __name__ == "__main__":` around what it does.
+        progress: called with (samples done, samples in all). Others: see `scan_source`.
+
     Raises:
         IndexFormatError: `folder` holds something that is not an index.
+        DataError: unfit media under `unfit="error"`, listing them.
         OSError, SourceError: storage failed.
     """
-    key = index_key(source, estimator, train_on=train_on, apply_orientation=apply_orientation, limits=limits)
+    options = _options(
+        source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
+    )
+    key = options.key(source.fingerprint, estimator)
     try:
-        return CostIndex.open(folder, expect=key)
+        index = CostIndex.open(folder, expect=key)
+        if type(source) is not TarSource or is_current(index, source):
+            return index
     except IndexFormatError:
         pass  # absent, stale or damaged: built again below, unless the folder is somebody else's
-    index = scan_source(
-        source,
+    if type(source) is not TarSource:
+        return write_index(folder, _scan(source, estimator, options, progress))
+    index = build_shards(
+        source.shards,
         estimator,
-        train_on=train_on,
-        apply_orientation=apply_orientation,
-        limits=limits,
-        progress=progress,
+        Path(folder),
+        options,
+        workers=workers,
+        replace=True,
+        wait=True,
+        progress=None if progress is None else _in_samples(progress, len(source)),
     )
-    return write_index(folder, index)
+    if index.key != key:
+        raise SourceError(
+            "shards have changed since the source was opened",
+            place=str(folder),
+            remedy="Start again when the shards are complete.",
+        )
+    return index
 
 
 def scan_source(
@@ -115,32 +133,38 @@ def scan_source(
     estimator: TokenEstimator,
     *,
     train_on: str = "assistant",
+    encoder: RecordEncoder | None = None,
     apply_orientation: bool = True,
     limits: ProbeLimits | None = None,
+    unfit: Unfit = "skip",
     progress: Progress | None = None,
 ) -> CostIndex:
     """Cost every sample of `source`; the index is held in memory.
 
     Args:
-        train_on: see `encode_record`; it decides the label tokens.
+        train_on: see `encode_record`; it decides the label tokens. Unused where an encoder is given.
+        encoder: counts text and labels; None: bytes (`ByteEncoder`).
         apply_orientation: whether EXIF orientation will be applied when decoding.
         limits: ceilings on media, see `ProbeLimits`.
+        unfit: what becomes of media that the processor would fail on: `skip`, `clamp` or `error`.
         progress: called with (samples done, samples in all) after each sample.
 
     Raises:
+        DataError: unfit media under `unfit="error"`, listing them.
         OSError, SourceError: storage failed.
     """
-    scanner = _Scanner(source, estimator, train_on, apply_orientation, limits or ProbeLimits())
-    rows = _Rows()
-    for i in range(len(source)):
-        try:
-            scanner.add(i, rows)
-        except (MediaError, RecordError) as error:
-            rows.add_bad(i, source.place(i), error)
-        if progress is not None:
-            progress(i + 1, len(source))
-    key = index_key(source, estimator, train_on=train_on, apply_orientation=apply_orientation, limits=limits)
-    return rows.to_index(key)
+    options = _options(
+        source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
+    )
+    return _scan(source, estimator, options, progress)
+
+
+def _scan(
+    source: SampleSource, estimator: TokenEstimator, options: ScanOptions, progress: Progress | None
+) -> CostIndex:
+    index = scan_rows(source, estimator, options, progress=progress)
+    raise_unfit(index)
+    return index
 
 
 def count_modalities(index: CostIndex) -> Modalities:
@@ -162,128 +186,23 @@ def count_modalities(index: CostIndex) -> Modalities:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    """One medium: its header and its counts."""
-
-    kind: MediaKind
-    width_px: int
-    height_px: int
-    source_frames: int
-    fps: float
-    duration_s: float
-    confidence: Confidence
-    counts: ItemCounts
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanner:
-    source: SampleSource
-    estimator: TokenEstimator
-    train_on: str
-    apply_orientation: bool
-    limits: ProbeLimits
-
-    def add(self, i: int, rows: "_Rows") -> None:
-        """Append sample `i`; raises before anything is appended."""
-        record = self.source.record(i)
-        probed = [self._probe(i, j, ref) for j, ref in enumerate(record.media)]
-        encoded = encode_record(record, [item.counts.llm_tokens for item in probed], train_on=self.train_on)
-        rows.add(record, probed, llm_tokens=len(encoded.tokens), label_tokens=encoded.num_label_tokens)
-
-    def _probe(self, i: int, j: int, ref: MediaRef) -> _Probed:
-        reader, place = self.source.media_reader(i, j), f"{self.source.place(i)}, member {ref.member}"
-        try:
-            if ref.kind is MediaKind.IMAGE:
-                image = probe_image(reader, apply_orientation=self.apply_orientation, limits=self.limits, place=place)
-                size = (image.width_px, image.height_px)
-                counts = self.estimator.image(*size)
-                return _Probed(ref.kind, *size, 1, 0.0, 0.0, Confidence[image.confidence.upper()], counts)
-            video = probe_video(reader, limits=self.limits, place=place)
-            size = (video.width_px, video.height_px)
-            counts = self.estimator.video(*size, video.num_frames, video.fps, video.duration_s)
-        except MediaError as error:
-            error.place = error.place or place  # the estimator knows sizes, not files
-            raise
-        confidence = Confidence[video.confidence.upper()]
-        return _Probed(ref.kind, *size, video.num_frames, video.fps, video.duration_s, confidence, counts)
+def _options(
+    source: SampleSource,
+    *,
+    train_on: str,
+    encoder: RecordEncoder | None,
+    apply_orientation: bool,
+    limits: ProbeLimits | None,
+    unfit: Unfit,
+) -> ScanOptions:
+    return ScanOptions(
+        encoder=encoder or ByteEncoder(train_on=train_on),
+        apply_orientation=apply_orientation,
+        limits=limits or ProbeLimits(),
+        record_limits=source.record_limits if isinstance(source, TarSource) else RecordLimits(),
+        unfit=unfit,
+    )
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Growing columns of both tables."""
-
-    samples: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SAMPLE_COLUMNS})
-    items: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ITEM_COLUMNS})
-    shards: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    bad: list[BadSample] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=lambda: [""])
-
-    def add(self, record: Record, probed: Sequence[_Probed], *, llm_tokens: int, label_tokens: int) -> None:
-        visual_tokens = sum(item.counts.llm_tokens for item in probed)
-        for item in probed:
-            self._add_item(item)
-        self._add_sample(
-            record.shard,
-            record.key,
-            text_tokens=llm_tokens - visual_tokens,
-            label_tokens=label_tokens,
-            llm_tokens=llm_tokens,
-            visual_tokens=visual_tokens,
-            patches=sum(item.counts.patches for item in probed),
-            num_items=len(probed),
-            bytes=sum(ref.size_bytes for ref in record.media),
-            confidence=max((item.confidence for item in probed), default=Confidence.HEADER),
-        )
-
-    def add_bad(self, sample_id: int, place: str, error: MediaError | RecordError) -> None:
-        reason = str(error.reason)
-        if reason not in self.reasons:
-            self.reasons.append(reason)
-        self.bad.append(
-            BadSample(sample_id=sample_id, place=error.place or place, reason=reason, message=str(error)[:MAX_MESSAGE])
-        )
-        self._add_sample("", place, confidence=Confidence.UNUSABLE, reason=self.reasons.index(reason))
-
-    def to_index(self, key: IndexKey) -> CostIndex:
-        """The columns as an index. Numbers that do not fit a column raise instead of wrapping."""
-        return CostIndex(
-            key=key,
-            samples={name: np.array(self.samples[name], dtype=dtype) for name, dtype in SAMPLE_COLUMNS.items()},
-            items={name: np.array(self.items[name], dtype=dtype) for name, dtype in ITEM_COLUMNS.items()},
-            names=pa.table({"shard": pa.array(self.shards, pa.string()), "key": pa.array(self.keys, pa.string())}),
-            bad=self.bad,
-            reasons=self.reasons,
-        )
-
-    def _add_sample(self, shard: str, key: str, **values: int) -> None:
-        self.shards.append(shard)
-        self.keys.append(key)
-        for name, column in self.samples.items():
-            column.append(int(values.get(name, 0)))
-
-    def _add_item(self, item: _Probed) -> None:
-        counts = item.counts
-        values = {
-            "kind": int(item.kind),
-            "width_px": item.width_px,
-            "height_px": item.height_px,
-            "grid_t": counts.grid[0],
-            "grid_h": counts.grid[1],
-            "grid_w": counts.grid[2],
-            "resized_height_px": counts.height_px,
-            "resized_width_px": counts.width_px,
-            "frames": counts.frames,
-            "source_frames": item.source_frames,
-            "fps": item.fps,
-            "duration_s": item.duration_s,
-            "visual_tokens": counts.llm_tokens,
-            "patches": counts.patches,
-            "tiles": counts.tiles,
-        }
-        for name, segments in (("full", counts.full), ("window", counts.window)):
-            values[f"{name}_count"], values[f"{name}_total"] = segments.count, segments.total
-            values[f"{name}_total_sq"], values[f"{name}_longest"] = segments.total_sq, segments.longest
-        for name, column in self.items.items():
-            column.append(values[name])
+def _in_samples(progress: Progress, total: int) -> Callable[[BuildProgress], None]:
+    return lambda state: progress(min(state.samples, total), total)

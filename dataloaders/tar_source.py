@@ -12,7 +12,8 @@ import os
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -31,6 +32,23 @@ MAX_LISTED = 20
 _TEXT = -1  # kind code of a text member in the table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """A shard as its header pass found it.
+
+    Attributes:
+        path, size, mtime_ns: of the file.
+        fingerprint: hex digest over its base name, its size and its table of members.
+        num_samples: samples in it; a source has the samples of its shards one after another.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    fingerprint: str
+    num_samples: int
+
+
 class TarSource:
     """Samples of local WebDataset shards (a `SampleSource`).
 
@@ -46,6 +64,7 @@ class TarSource:
         self._limits = limits or RecordLimits()
         self._shards = expand_urls(urls)
         self._shard_sizes: list[int] = []
+        self._states: list[ShardState] = []
         self.report = TarReport()
         # Samples: shard and key; members of sample i are rows first[i] to first[i + 1] of the member table.
         self._sample_shard, self._first = array("l"), array("q", [0])
@@ -53,15 +72,24 @@ class TarSource:
         self._offset, self._size, self._kind = array("q"), array("q"), array("b")
         self._suffix: list[str] = []
         self._files: OrderedDict[int, _File] = OrderedDict()
-        digest = hashlib.sha256(b"tar-source-1")
         for number, path in enumerate(self._shards):
-            self._read_headers(number, path, digest)
-        self.fingerprint = digest.hexdigest()
+            self._read_headers(number, path)
+        self.fingerprint = source_fingerprint(state.fingerprint for state in self._states)
 
     @property
     def shards(self) -> tuple[str, ...]:
         """Paths of the shards, in order."""
         return tuple(self._shards)
+
+    @property
+    def states(self) -> tuple[ShardState, ...]:
+        """What the header pass found of every shard, in order."""
+        return tuple(self._states)
+
+    @property
+    def record_limits(self) -> RecordLimits:
+        """Bounds on a record."""
+        return self._limits
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -107,11 +135,11 @@ class TarSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": OrderedDict()}
 
-    def _read_headers(self, number: int, path: str, digest: "hashlib._Hash") -> None:
+    def _read_headers(self, number: int, path: str) -> None:
         """Add the samples of one shard to the table."""
         file = _File(path)
         self._shard_sizes.append(file.size)
-        digest.update(f"\n{os.path.basename(path)}\0{file.size}".encode("utf-8", "surrogatepass"))
+        digest = hashlib.sha256(f"tar-shard-1\n{os.path.basename(path)}\0{file.size}".encode("utf-8", "surrogatepass"))
         headers = TarHeaders(file.fd, file.size, place=f"shard {path}")
         before = len(self._keys)
         for sample in group_members(headers.members(), place=f"shard {path}", report=self.report):
@@ -123,6 +151,15 @@ class TarSource:
                 place=f"shard {path}",
                 remedy="Remove it, or put members like 0001.json in.",
             )
+        self._states.append(
+            ShardState(
+                path=path,
+                size=file.size,
+                mtime_ns=file.mtime_ns,
+                fingerprint=digest.hexdigest(),
+                num_samples=len(self._keys) - before,
+            )
+        )
 
     def _add_sample(self, shard: int, sample: SampleMembers) -> None:
         self._keys.append(sample.key)
@@ -222,7 +259,8 @@ class _File:
     def __init__(self, path: str) -> None:
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self.fd).st_size
+        status = os.fstat(self.fd)
+        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -235,13 +273,41 @@ def _table_line(sample: SampleMembers) -> str:
     return "\n".join((sample.key, *fields, ""))
 
 
+def source_fingerprint(shard_fingerprints: Iterable[str]) -> str:
+    """Fingerprint of a source of these shards, in order: of names, sizes and members, not of folders or contents."""
+    return hashlib.sha256("\n".join(["tar-source-2", *shard_fingerprints]).encode()).hexdigest()
+
+
 def expand_urls(urls: str | Sequence[str]) -> list[str]:
     """Existing local files that `urls` name, in order.
 
     Raises:
         SourceError: nothing matches, files are missing (all are listed), one is listed twice, or the scheme is remote.
     """
+    shards = list_urls(urls)
+    check_shards(shards)
+    return shards
+
+
+def list_urls(urls: str | Sequence[str]) -> list[str]:
+    """The files that `urls` name, in order, whether they exist on this machine or not.
+
+    Raises:
+        SourceError: nothing matches, one is listed twice, or the scheme is remote.
+    """
     shards = [shard for url in ([urls] if isinstance(urls, str) else urls) for shard in _expand(os.fspath(url))]
+    if not shards:
+        raise SourceError(f"no shard matches {urls!r}", place="TarSource", remedy="Check the path and its wildcards.")
+    twice = sorted({shard for shard in shards if shards.count(shard) > 1}) if len(set(shards)) < len(shards) else []
+    if twice:
+        raise SourceError(
+            f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="TarSource", remedy="List every shard once."
+        )
+    return shards
+
+
+def check_shards(shards: Sequence[str]) -> None:
+    """Raise SourceError that lists those of `shards` that are not there."""
     missing = [shard for shard in shards if not os.path.isfile(shard)]
     if missing:
         more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
@@ -253,14 +319,6 @@ def expand_urls(urls: str | Sequence[str]) -> list[str]:
             if folder
             else "Check the path, the braces and the working folder.",
         )
-    if not shards:
-        raise SourceError(f"no shard matches {urls!r}", place="TarSource", remedy="Check the path and its wildcards.")
-    twice = sorted({shard for shard in shards if shards.count(shard) > 1}) if len(set(shards)) < len(shards) else []
-    if twice:
-        raise SourceError(
-            f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="TarSource", remedy="List every shard once."
-        )
-    return shards
 
 
 def _expand(url: str) -> Iterator[str]:

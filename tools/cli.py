@@ -2,7 +2,10 @@
 
     run       summary of a run's steps.jsonl
     timeline  a step before and after balancing, as an SVG
-    data      distributions of a data set, from headers alone
+    data      distributions of a data set or of its index, from headers alone
+    index     the cost index of a data set, in parallel, resumable, on one machine or several
+    merge     the parts of an index, put together
+    tokens    what single files or sizes cost under a model, step by step
 
 Exit codes: 0 done, 2 usage (an argument that names nothing usable), 1 failure (damaged or insufficient content).
 """
@@ -22,13 +25,19 @@ from rich.progress import Progress
 from balancer.errors import BalancerError
 from balancer.printable import printable
 from dataloaders.errors import DataError
-from tools import data_report, run_report
+from dataloaders.estimators import Preprocessing
+from dataloaders.index import CostIndex
+from dataloaders.index_build import BuildProgress
+from tools import data_report, index_command, run_report, tokens_report
 from tools.compared_steps import choose_pair, read_pairs
-from tools.data_report import TrainOn
+from tools.cost_plot import render_costs
 from tools.errors import AnalyzeError, UsageError
+from tools.index_command import IndexCommand, MergeCommand
+from tools.model_folder import TextRule, TrainOn
 from tools.timeline_svg import render_pair
 
 PROGRAM = "balancer-analyze"
+WIDE_CHARS = 140
 
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
 Switch = tyro.conf.FlagCreatePairsOff[bool]
@@ -58,33 +67,72 @@ class TimelineCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCommand:
-    """Count and measure the samples of a data set from headers alone; no pixel is decoded."""
+    """Count and measure the samples of a data set from headers alone, or of its index; no pixel is decoded."""
 
-    data: str
-    """Tar shards, braces expanded: 'shards-{000..003}.tar' (quote it)."""
-    processor: Path | None = None
-    """Model folder whose processor files give the token rule. None: the published Qwen2.5-VL settings."""
-    train_on: TrainOn = "assistant"
-    """Turns whose tokens carry labels."""
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX_OR_SHARDS")] = ()
+    """Folder of an index, or tar shards, braces expanded: 'shards-{000..003}.tar' (quote it)."""
+    data: str | None = None
+    """The same as an option."""
+    model: Annotated[Path | None, tyro.conf.arg(aliases=["--processor"])] = None
+    """Model folder whose processor files give the token rule. None: that of the index; for shards, the published
+    Qwen2.5-VL settings."""
+    text: TextRule = "auto"
+    """How the text of shards is counted: tokenizer and template of the folder, bytes, or roughly."""
+    train_on: TrainOn | None = None
+    """Turns whose tokens carry labels. None: that of the index; for shards, assistant turns."""
+    preprocessing: Preprocessing | None = None
+    """Library that resizes media before the processor. None: what users of the model family do by default."""
     apply_orientation: bool = True
     """Turn images as their EXIF orientation says before measuring."""
+    plot: Path | None = None
+    """Also draw the histograms as an SVG file; an existing one is replaced."""
     json: Switch = False
     """Print one JSON object in place of the tables."""
 
 
-Command = RunCommand | TimelineCommand | DataCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensCommand:
+    """Print what media cost under a model: tokens, patches, frames, and the formula's steps."""
 
-COMMANDS: dict[str, Callable[..., object]] = {"run": RunCommand, "timeline": TimelineCommand, "data": DataCommand}
+    media: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE_OR_WxH[xFRAMES@FPS]")] = ()
+    """Image or video files, or sizes: 640x480 for an image, 1280x720x300@29.97 for a video of 300 frames."""
+    model: Path | None = None
+    """Model folder in Hugging Face format: its configuration files decide every count."""
+    preprocessing: Preprocessing | None = None
+    """Library that resizes media before the processor. None: what users of the model family do by default."""
+    num_images: int = 1
+    """Images in the sample: some families cut up an image only where there are few."""
+    apply_orientation: bool = True
+    """Turn images as their EXIF orientation says before measuring."""
+    json: Switch = False
+    """Print one JSON object in place of the text."""
+
+
+Command = RunCommand | TimelineCommand | DataCommand | TokensCommand | IndexCommand | MergeCommand
+
+COMMANDS: dict[str, Callable[..., object]] = {
+    "run": RunCommand,
+    "timeline": TimelineCommand,
+    "data": DataCommand,
+    "tokens": TokensCommand,
+    "index": IndexCommand,
+    "merge": MergeCommand,
+}
 
 
 def main(argv: list[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
     try:
         command = parse(argv or ["--help"])
+    except UsageError as error:
+        return _fail(error, 2)
     except SystemExit as leaving:  # --help (0) or a usage error (2), already printed
         return leaving.code if argv and isinstance(leaving.code, int) else 2
     try:
         _execute(command)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
     except UsageError as error:
         return _fail(error, 2)
     except (AnalyzeError, BalancerError, DataError, OSError) as error:
@@ -112,6 +160,13 @@ def _execute(command: Command) -> None:
             _timeline(command)
         case DataCommand():
             _data(command)
+        case TokensCommand():
+            _tokens(command)
+        case IndexCommand():
+            _index(command)
+        case MergeCommand():
+            index = index_command.run_merge(command)
+            _print_index(index, None, as_json=command.json)
 
 
 def _run(command: RunCommand) -> None:
@@ -124,11 +179,7 @@ def _run(command: RunCommand) -> None:
 
 def _timeline(command: TimelineCommand) -> None:
     pair = choose_pair(read_pairs(command.run_folder), command.step)
-    try:
-        command.output.parent.mkdir(parents=True, exist_ok=True)
-        command.output.write_text(render_pair(pair), encoding="utf-8")
-    except OSError as error:
-        raise AnalyzeError(f"{command.output} cannot be written: {error}. Give another --output.") from None
+    _write_file(command.output, render_pair(pair), "--output")
     _console().print(
         f"step {pair.step}: {pair.before.step_ms:.1f} ms before, {pair.after.step_ms:.1f} ms after; "
         f"drawn in {command.output}",
@@ -137,18 +188,59 @@ def _timeline(command: TimelineCommand) -> None:
 
 
 def _data(command: DataCommand) -> None:
+    sources = [*command.sources, *([] if command.data is None else [command.data])]
+    if not sources or (command.sources and command.data is not None):
+        raise UsageError("name the folder of an index, or shards: balancer-analyze data 'shards-{000..003}.tar'")
     with _progress("reading headers") as advance:
         report = data_report.report_on(
-            command.data,
-            processor=command.processor,
+            sources,
+            processor=command.model,
+            text=command.text,
             train_on=command.train_on,
+            preprocessing=command.preprocessing,
             apply_orientation=command.apply_orientation,
             progress=advance,
         )
+    if command.plot is not None:
+        name = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+        _write_file(command.plot, render_costs(report, name), "--plot")
+    if command.json:
+        _write_json(report.to_dict())
+        return
+    # A pipe has no width of its own, and the tables have many columns.
+    wide = _console()
+    wide.width = wide.width if wide.is_terminal else WIDE_CHARS
+    data_report.print_report(report, wide)
+    if command.plot is not None:
+        _console().print(f"drawn in {command.plot}", markup=False)
+
+
+def _index(command: IndexCommand) -> None:
+    index, built = index_command.run_index(command)
+    _print_index(index, built, as_json=command.json)
+
+
+def _print_index(index: CostIndex, built: BuildProgress | None, *, as_json: bool) -> None:
+    if as_json:
+        _write_json(index_command.describe(index, built))
+    else:
+        index_command.print_index(index, _console(), built)
+
+
+def _tokens(command: TokensCommand) -> None:
+    report = tokens_report.report_on(
+        command.media,
+        model=command.model,
+        preprocessing=command.preprocessing,
+        num_images=command.num_images,
+        apply_orientation=command.apply_orientation,
+    )
     if command.json:
         _write_json(report.to_dict())
     else:
-        data_report.print_report(report, _console())
+        tokens_report.print_report(report, _console())
+    if report.num_failed:
+        raise AnalyzeError(f"{report.num_failed} of {len(report.rows)} media cannot be used as they are; see above.")
 
 
 @contextmanager
@@ -163,6 +255,14 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def _console() -> Console:
     # Long names of shards must be copyable, so lines are never broken in the middle of a word by highlighting.
     return Console(highlight=False, soft_wrap=True)
+
+
+def _write_file(path: Path, content: str, option: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise AnalyzeError(f"{path} cannot be written: {error}. Give another {option}.") from None
 
 
 def _write_json(content: dict[str, object]) -> None:

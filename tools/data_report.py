@@ -1,16 +1,17 @@
-"""What a data set holds and costs, from headers alone: counts by modality, distributions, tails, unusable samples.
+"""What a data set holds and costs, from headers alone: by modality and shard, distributions, tails, unusable samples.
 
-    --data -> TarSource -> scan (headers of images and videos, text through the tokenizer; no pixel is decoded)
-           -> CostIndex -> DataReport -> table or JSON
+    shards -> TarSource -> scan (headers of images and videos, text through the tokenizer; no pixel is decoded)
+           -> CostIndex -> DataReport -> tables, JSON or SVG
+    folder of an index ------^
 
-The scan reads every record once and is not cached.
+A scan for a report reads every record once and is not cached; `balancer-analyze index` keeps it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.printable import printable
-from dataloaders.estimators import estimator_from_config
+from dataloaders.counts import MediaKind
+from dataloaders.errors import IndexFormatError
+from dataloaders.estimators import Preprocessing
 from dataloaders.index import Confidence, CostIndex
+from dataloaders.index_format import META
 from dataloaders.scan import Modalities, count_modalities, scan_source
-from dataloaders.source import SampleSource
+from dataloaders.shard_scan import shard_notes
+from dataloaders.tar_headers import printable as printable_name
 from dataloaders.tar_source import TarSource
-
-TrainOn = Literal["assistant", "last", "all"]
+from tools.cost_histogram import Bin, histogram, histogram_table
+from tools.model_folder import TextRule, TrainOn, load_estimator, load_rules
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 COLUMNS = {
@@ -35,7 +40,9 @@ COLUMNS = {
     "patches": "patches",
     "num_items": "media items",
 }
+HISTOGRAMS = ("llm_tokens", "patches")
 NUM_LARGEST = 5
+NUM_SHARDS = 5
 MAX_LISTED = 20
 TAIL_SHARE = 0.01
 
@@ -67,6 +74,18 @@ class LargeSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCost:
+    """What the usable samples of one shard cost, and its shares of the whole."""
+
+    shard: str
+    samples: int
+    llm_tokens: int
+    patches: int
+    token_share: float
+    patch_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableSample:
     """A sample that cannot be trained on, where it is and why."""
 
@@ -83,9 +102,15 @@ class DataReport:
     Attributes:
         num_samples: all of them; num_usable: those that can be trained on.
         modalities: samples and media by kind.
+        rules: what media and text were counted by, in words.
         distributions: per count, see COLUMNS; empty when nothing is usable.
+        histograms: per count of HISTOGRAMS, in bins that double.
+        modality_shares: for `llm_tokens`, `patches` and `num_items`: share of `text`, `image` and `video`.
+        shards: the shards with the most LLM tokens; num_shards: of them all.
         num_without_labels: usable samples without a label token (they cost time and teach nothing).
-        num_estimated: usable samples with a medium whose counts are estimated, not read.
+        num_estimated: usable samples with counts that are estimated: a medium without an exact header, or text that was
+            counted roughly.
+        num_clamped: usable samples with a medium that was clamped to what the processor takes.
         largest: the samples with the most LLM tokens.
         notes: likely slips in how the shards were built, one sentence each.
         reasons: unusable samples by reason.
@@ -94,10 +119,16 @@ class DataReport:
 
     num_samples: int
     num_usable: int
+    rules: dict[str, str]
     modalities: Modalities
     distributions: dict[str, Distribution]
+    histograms: dict[str, tuple[Bin, ...]]
+    modality_shares: dict[str, dict[str, float]]
+    shards: tuple[ShardCost, ...]
+    num_shards: int
     num_without_labels: int
     num_estimated: int
+    num_clamped: int
     largest: tuple[LargeSample, ...]
     notes: tuple[str, ...]
     reasons: dict[str, int]
@@ -109,33 +140,68 @@ class DataReport:
 
 
 def report_on(
-    data: str,
+    data: str | Sequence[str],
     *,
     processor: Path | None = None,
-    train_on: TrainOn = "assistant",
+    text: TextRule = "auto",
+    train_on: TrainOn | None = None,
+    preprocessing: Preprocessing | None = None,
     apply_orientation: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> DataReport:
-    """Scan `data` and summarise it.
+    """Scan `data`, or open it where it is an index, and summarise it.
 
     Args:
-        data: shards, with braces expanded.
-        processor: model folder that names the token rule; None takes the published Qwen2.5-VL settings.
-        train_on: which turns carry labels.
+        data: shards, with braces expanded; or the folder of an index.
+        processor: model folder that names the token rule; None takes the published Qwen2.5-VL settings. With an index,
+            the model that it must have been made for.
+        text: how text is counted, see `tools.model_folder`.
+        train_on: which turns carry labels; None: the answers, or what the index has.
+        preprocessing: library that resizes media first, see `estimator_from_config`.
         apply_orientation: whether images are turned as their EXIF data says.
         progress: called with (samples done, samples in all).
 
     Raises:
         DataError: a missing or damaged shard, or a model folder without a known rule. Bad samples are rows, not errors.
+        IndexFormatError: a damaged index, or one that was made for another model or labelling.
     """
-    estimator = estimator_from_config({"model_type": "qwen2_5_vl"} if processor is None else processor)
-    source = TarSource(data)
-    index = scan_source(source, estimator, train_on=train_on, apply_orientation=apply_orientation, progress=progress)
-    return summarise(index, source)
+    urls = [data] if isinstance(data, str) else list(data)
+    if len(urls) == 1 and is_index(urls[0]):
+        index = CostIndex.open(Path(urls[0]).expanduser())
+        _check_index(index, processor, train_on, preprocessing)
+        return summarise(index, shard_notes(index.shards))
+    rules = load_rules(processor, text=text, train_on=train_on or "assistant", preprocessing=preprocessing)
+    source = TarSource(urls)
+    index = scan_source(
+        source, rules.estimator, encoder=rules.encoder, apply_orientation=apply_orientation, progress=progress
+    )
+    return summarise(index, source.report.lines())
 
 
-def summarise(index: CostIndex, source: SampleSource) -> DataReport:
-    """Summary of an index; `source` names the places."""
+def is_index(name: str) -> bool:
+    """Whether this is the folder of an index."""
+    return (Path(name).expanduser() / META).is_file()
+
+
+def _check_index(
+    index: CostIndex, processor: Path | None, train_on: TrainOn | None, preprocessing: Preprocessing | None
+) -> None:
+    """Refuse an index that was made for another model or labelling than asked for."""
+    differing = []
+    if processor is not None:
+        estimator = load_estimator(processor, preprocessing=preprocessing)
+        if estimator.fingerprint != index.key.estimator:
+            differing.append(f"its media are counted by {index.rules.get('media')!r}, not by {estimator.rule!r}")
+    if train_on is not None and train_on != index.key.train_on:
+        differing.append(f"its labels are on {index.key.train_on!r}, not on {train_on!r}")
+    if differing:
+        raise IndexFormatError(
+            "; ".join(differing), place=str(index.folder), remedy="Leave these options out, or build the index again."
+        )
+
+
+def summarise(index: CostIndex, notes: Sequence[str] = ()) -> DataReport:
+    """Summary of an index; `notes` are what its header pass noticed."""
     samples = index.samples
     usable = np.asarray(samples["confidence"]) != Confidence.UNUSABLE
     ids = np.flatnonzero(usable)
@@ -143,15 +209,22 @@ def summarise(index: CostIndex, source: SampleSource) -> DataReport:
         UnusableSample(sample_id=item.sample_id, place=item.place, reason=str(item.reason), message=item.message)
         for item in index.bad
     )
+    shards, num_shards = _shard_costs(index, ids)
     return DataReport(
         num_samples=len(index),
         num_usable=len(ids),
+        rules=dict(index.rules),
         modalities=count_modalities(index),
         distributions={name: _distribution(np.asarray(samples[name])[ids]) for name in COLUMNS} if len(ids) else {},
+        histograms={name: histogram(np.asarray(samples[name])[ids]) for name in HISTOGRAMS},
+        modality_shares=_modality_shares(index),
+        shards=shards,
+        num_shards=num_shards,
         num_without_labels=int((np.asarray(samples["label_tokens"])[ids] == 0).sum()),
         num_estimated=int((np.asarray(samples["confidence"])[ids] == Confidence.ESTIMATED).sum()),
-        largest=_largest(samples, source, ids),
-        notes=tuple(source.report.lines()) if isinstance(source, TarSource) else (),
+        num_clamped=int(np.asarray(samples["clamped"])[ids].sum()),
+        largest=_largest(index, ids),
+        notes=tuple(notes),
         reasons=dict(Counter(item.reason for item in bad).most_common()),
         unusable=bad,
     )
@@ -160,9 +233,15 @@ def summarise(index: CostIndex, source: SampleSource) -> DataReport:
 def print_report(report: DataReport, console: Console) -> None:
     """Tables of counts and distributions, then what stands out, by name."""
     console.print(f"{report.num_samples} samples, {report.num_usable} usable", style="bold")
+    for what, rule in report.rules.items():
+        console.print(f"{what}: {rule}", markup=False)
     console.print(_modality_table(report))
     if report.distributions:
         console.print(_distribution_table(report))
+        for name, bins in report.histograms.items():
+            console.print(histogram_table(f"{COLUMNS[name]} per sample", bins))
+        console.print(_share_table(report))
+        console.print(_shard_table(report))
     if report.largest:
         console.print("Largest samples:", style="bold")
     for item in report.largest:
@@ -173,8 +252,11 @@ def print_report(report: DataReport, console: Console) -> None:
         console.print(f"{report.num_without_labels} samples have no label token: they cost time and teach nothing")
     if report.num_estimated:
         console.print(
-            f"{report.num_estimated} samples hold a medium whose counts are estimated, not read from its header"
+            f"{report.num_estimated} samples have estimated counts: text without its tokenizer, or a medium without an "
+            f"exact header"
         )
+    if report.num_clamped:
+        console.print(f"{report.num_clamped} samples hold a medium that is clamped to what the processor takes")
     if report.unusable:
         reasons = ", ".join(f"{escape(reason)}: {count}" for reason, count in report.reasons.items())
         console.print(f"Unusable samples ({reasons}):", style="bold")
@@ -199,20 +281,64 @@ def _distribution(values: NDArray[Any]) -> Distribution:
     )
 
 
-def _largest(
-    samples: Mapping[str, NDArray[Any]], source: SampleSource, ids: NDArray[np.int64]
-) -> tuple[LargeSample, ...]:
-    lengths = np.asarray(samples["llm_tokens"])[ids].astype(np.int64)
+def _largest(index: CostIndex, ids: NDArray[np.int64]) -> tuple[LargeSample, ...]:
+    lengths = np.asarray(index.samples["llm_tokens"])[ids].astype(np.int64)
     order = ids[np.argsort(-lengths, kind="stable")[:NUM_LARGEST]]
     return tuple(
         LargeSample(
             sample_id=int(i),
-            place=source.place(int(i)),
-            llm_tokens=int(samples["llm_tokens"][i]),
-            patches=int(samples["patches"][i]),
+            place=f"shard {index.shard(int(i))}, key {printable_name(index.keys(int(i)))}",
+            llm_tokens=int(index.samples["llm_tokens"][i]),
+            patches=int(index.samples["patches"][i]),
         )
         for i in order
     )
+
+
+def _modality_shares(index: CostIndex) -> dict[str, dict[str, float]]:
+    """Shares of text, images and videos in the tokens, patches and items of all usable samples."""
+    kinds = index.items["kind"]
+    text = int(index.samples["text_tokens"].sum(dtype=np.int64))
+    shares = {}
+    for name, column in (("llm_tokens", "llm_tokens"), ("patches", "patches")):
+        sums = {"text": text if name == "llm_tokens" else 0}
+        for kind in MediaKind:
+            sums[kind.name.lower()] = int(index.items[column][kinds == kind].sum(dtype=np.int64))
+        shares[name] = _shares_of(sums)
+    counts = np.bincount(kinds, minlength=len(MediaKind)).tolist()
+    shares["num_items"] = _shares_of({"text": 0, "image": counts[MediaKind.IMAGE], "video": counts[MediaKind.VIDEO]})
+    return shares
+
+
+def _shares_of(sums: Mapping[str, int]) -> dict[str, float]:
+    whole = sum(sums.values())
+    return {kind: value / whole if whole else 0.0 for kind, value in sums.items()}
+
+
+def _shard_costs(index: CostIndex, ids: NDArray[np.int64]) -> tuple[tuple[ShardCost, ...], int]:
+    """The shards with the most LLM tokens, and the number of all that have a usable sample."""
+    shards = index.names["shard"].combine_chunks()
+    encoded = shards if hasattr(shards, "indices") else shards.dictionary_encode()
+    codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False))[ids]
+    names = encoded.dictionary.to_pylist()
+    columns = {name: np.asarray(index.samples[name])[ids].astype(np.float64) for name in HISTOGRAMS}
+    # Sums of int32 numbers in float64 are exact up to 2^53.
+    tokens, patches = (np.bincount(codes, columns[name], len(names)).astype(np.int64) for name in HISTOGRAMS)
+    samples = np.bincount(codes, minlength=len(names))
+    order = [int(k) for k in np.argsort(-tokens, kind="stable") if samples[k]]
+    all_tokens, all_patches = max(int(tokens.sum()), 1), max(int(patches.sum()), 1)
+    costs = tuple(
+        ShardCost(
+            shard=str(names[k]),
+            samples=int(samples[k]),
+            llm_tokens=int(tokens[k]),
+            patches=int(patches[k]),
+            token_share=int(tokens[k]) / all_tokens,
+            patch_share=int(patches[k]) / all_patches,
+        )
+        for k in order[:NUM_SHARDS]
+    )
+    return costs, len(order)
 
 
 def _modality_table(report: DataReport) -> Table:
@@ -220,6 +346,35 @@ def _modality_table(report: DataReport) -> Table:
     for name in asdict(report.modalities):
         table.add_column(name.replace("_", " "), justify="right")
     table.add_row(*(f"{count:,}" for count in asdict(report.modalities).values()))
+    return table
+
+
+def _share_table(report: DataReport) -> Table:
+    table = Table(title="What makes the cost", title_justify="left")
+    table.add_column("share of")
+    kinds = ("text", "image", "video")
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    for name, shares in report.modality_shares.items():
+        table.add_row(COLUMNS[name], *(f"{shares[kind]:.1%}" for kind in kinds))
+    return table
+
+
+def _shard_table(report: DataReport) -> Table:
+    rest = f" (of {report.num_shards:,})" if report.num_shards > len(report.shards) else ""
+    table = Table(title=f"Shards with the most LLM tokens{rest}", title_justify="left")
+    table.add_column("shard", overflow="fold")
+    for name in ("samples", "LLM tokens", "share", "patches", "share"):
+        table.add_column(name, justify="right")
+    for cost in report.shards:
+        table.add_row(
+            escape(printable(cost.shard)),
+            f"{cost.samples:,}",
+            f"{cost.llm_tokens:,}",
+            f"{cost.token_share:.1%}",
+            f"{cost.patches:,}",
+            f"{cost.patch_share:.1%}",
+        )
     return table
 
 

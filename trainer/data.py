@@ -25,6 +25,7 @@ from dataloaders.demo import build_demo_corpus
 from dataloaders.errors import DataError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
 from dataloaders.index import BadSample, CostIndex
+from dataloaders.sample import check_loadable
 from dataloaders.scan import build_index
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
@@ -64,11 +65,12 @@ def prepare(
         processor: config mapping of the token rule.
 
     Raises:
-        DataError: bad records under `bad_records=error`, listing them; a missing or broken shard.
+        DataError: bad records under `bad_records=error`, listing them; a missing or broken shard; a model whose samples
+            can be costed, but not loaded.
         OversizeError: samples above the capacities under `oversize=error`, listing them.
     """
     cache = usable_cache(options)
-    estimator = estimator_from_config(processor)
+    estimator = check_loadable(estimator_from_config(processor))
     with locked(cache / "build.lock"):
         if data is None:
             corpus = build_demo_corpus(cache / "demo", progress=_named(progress, "demo corpus"))
@@ -81,6 +83,7 @@ def prepare(
             index_folder(cache, source, estimator, options),
             train_on=options.train_on,
             apply_orientation=options.apply_orientation,
+            workers=None,
             progress=_named(progress, "index"),
         )
     return select(options, source, index, estimator)
@@ -88,6 +91,7 @@ def prepare(
 
 def select(options: PlacementOptions, source: SampleSource, index: CostIndex, estimator: TokenEstimator) -> DataSide:
     """Apply the policies for unusable and for oversize samples to an index."""
+    check_loadable(estimator, index)
     if index.bad and options.bad_records == "error":
         # Most messages name their place themselves.
         places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)

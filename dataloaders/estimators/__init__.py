@@ -11,7 +11,37 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from dataloaders.errors import DataError
-from dataloaders.estimators import qwen2_5_vl
+from dataloaders.estimators import (
+    aria,
+    cohere2_vision,
+    deepseek_vl2,
+    ernie4_5_vl,
+    fixed,
+    fuyu,
+    gemma3,
+    gemma4,
+    glm4v,
+    idefics2,
+    idefics3,
+    internvl,
+    kimi,
+    lfm2_vl,
+    llama4,
+    llava_next,
+    llava_onevision,
+    minicpmv,
+    minicpmv4_6,
+    mllama,
+    molmo2,
+    paddleocr_vl,
+    phi3_v,
+    phi4_multimodal,
+    pixtral,
+    qwen2_5_vl,
+    qwen3_vl,
+    smolvlm,
+    video_llama_3,
+)
 from dataloaders.estimators.base import PatchEstimator as PatchEstimator
 from dataloaders.estimators.base import TokenEstimator as TokenEstimator
 from dataloaders.estimators.files import Config as Config
@@ -21,11 +51,42 @@ from dataloaders.estimators.files import ProcessorFiles as ProcessorFiles
 from dataloaders.estimators.files import read_files
 from dataloaders.estimators.qwen2_5_vl import Qwen25VLConfig as Qwen25VLConfig
 from dataloaders.estimators.qwen2_5_vl import Qwen25VLEstimator as Qwen25VLEstimator
-from dataloaders.estimators.qwen2_5_vl import smart_resize as smart_resize
+from dataloaders.estimators.resize_rule import smart_resize as smart_resize
+from dataloaders.estimators.text import count_text_of
 
 Factory: TypeAlias = Callable[[ProcessorFiles], TokenEstimator]
 
-_FAMILIES = (qwen2_5_vl,)  # each module has FACTORIES: kind -> factory
+_FAMILIES = (  # each module has FACTORIES: kind -> factory
+    aria,
+    cohere2_vision,
+    deepseek_vl2,
+    ernie4_5_vl,
+    fixed,
+    fuyu,
+    gemma3,
+    gemma4,
+    glm4v,
+    idefics2,
+    idefics3,
+    internvl,
+    kimi,
+    lfm2_vl,
+    llama4,
+    llava_next,
+    llava_onevision,
+    minicpmv,
+    minicpmv4_6,
+    mllama,
+    molmo2,
+    paddleocr_vl,
+    phi3_v,
+    phi4_multimodal,
+    pixtral,
+    qwen2_5_vl,
+    qwen3_vl,
+    smolvlm,
+    video_llama_3,
+)
 _registry: dict[str, Factory] = {}
 
 
@@ -96,7 +157,10 @@ def _processor_files(
         preprocessing=preprocessing,
         place=place,
     )
-    return files if count_text is None else files.with_count_text(count_text, "given")
+    if count_text is not None:
+        return files.with_count_text(count_text, "given")
+    own = count_text_of(place) if place else None
+    return files if own is None else files.with_count_text(*own)
 
 
 for _family in _FAMILIES:

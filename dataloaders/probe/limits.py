@@ -16,6 +16,8 @@ class ProbeLimits:
         max_frame_pixels: width x height of a video frame. The default admits 8K.
         max_frames: frames of a video (the default is about 18 hours at 30 frames per second).
         max_bytes: encoded size of one medium.
+        max_header_bytes: bytes that the header of one image may make the probe fetch (a frame count may lie far inside
+            the file).
         max_probe_s: time one video may take to have its packets counted.
     """
 
@@ -24,6 +26,7 @@ class ProbeLimits:
     max_frame_pixels: int = 8192 * 4608
     max_frames: int = 2_000_000
     max_bytes: int = 4 * 1024**3
+    max_header_bytes: int = 64 * 1024**2
     max_probe_s: float = 60.0
 
     def __post_init__(self) -> None:

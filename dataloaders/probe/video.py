@@ -1,42 +1,55 @@
 """Video headers: display size, frame count, rate and duration, with no pixel decoded.
 
-    open (allowed containers only) -> best video stream -> frame count
+    bytes -> MP4 index by our own reader (some 50 us)                                       mp4_index.py
+          -> else FFmpeg: open (allowed containers only) -> best video stream               video_open.py
+               -> its index (MP4, AVI) or frame count (GIF, ...), about 1 ms
+               -> else packets counted: matroska, webm, flv, mpegts, mpeg, asf, ogg, fragmented MP4
 
-The frame count comes from the container's header where it has one (corrected for frames that an edit list hides and
-for samples that lie beyond the end of a cut file), else from counting packets; `confidence` says which:
+`confidence` says how the frame count is known, and at what price:
 
-    header     the container says so
-    counted    packets were walked: reads the whole file, about 1 ms per MB
-    estimated  duration x rate, when the caller declined counting
+    header     the container says so: kilobytes are read
+    counted    packets were walked (the whole file is read, about 1 ms per MB), or samples that the file still holds
+    estimated  duration x rate, when the caller declined counting; a variable rate makes it wrong by far
 
-A rotation of +-90 degrees swaps the sides, as decoding does. Sample aspect ratio is ignored, as decord, torchcodec and
-qwen-vl-utils do. The rotation is known for MP4 and QuickTime (see `mp4.py`).
+What is counted are frames that decoding delivers: frames hidden by an edit list, samples behind the end of a cut file,
+packets without content, VP8 frames that are never shown, and packets in front of the first key frame are left out.
+Where every field of an interlaced film is a packet of its own (H.264 from broadcast), fields are counted.
+
+Size is what decoders deliver (law 6): parameter sets of the codec over numbers of the container, sides swapped by a
+rotation of +-90 degrees. Pixels that are not square are not stretched, by no decoder (decord, torchcodec, PyAV), nor by
+ours, so `sar` only informs: it never enters a size. Mirrored matrices count as their rotation.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import BinaryIO, Literal, TypeAlias
 
 import av
-import av.error
-import av.stream
+import av.codec
 
 from dataloaders.errors import MediaError, Reason
 from dataloaders.probe.limits import ProbeLimits
-from dataloaders.probe.mp4 import track_rotations
-from dataloaders.probe.reader import MediaSource, open_source, place_of, storage_failed
+from dataloaders.probe.mp4_boxes import is_mp4
+from dataloaders.probe.mp4_codecs import SQUARE
+from dataloaders.probe.mp4_index import Mp4Video, read_index
+from dataloaders.probe.reader import MediaSource, open_source, place_of
+from dataloaders.probe.video_count import check_frames, count_frames, estimate_frames, header_frames
+from dataloaders.probe.video_open import (
+    Container,
+    Frame,
+    Stream,
+    coded_size,
+    decoded_rotation,
+    matroska_may_turn,
+    open_video,
+    open_with_claims,
+)
 
-# A playlist (HLS, concat, DASH) makes FFmpeg open the files and addresses it lists: only self-contained containers.
-CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts,mpeg,mpegvideo,gif,asf,ogg,h264,hevc,ivf,mjpeg"
-_OPEN_OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}
-_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+__all__ = ["Container", "Frame", "Stream", "VideoMeta", "coded_size", "open_video", "probe_video"]
 
-# PyAV's classes are compiled; their members are checked by the tests, not by mypy.
-Container: TypeAlias = Any
-Stream: TypeAlias = Any
-Frame: TypeAlias = Any
+_DEFAULT_LIMITS = ProbeLimits()
 Confidence: TypeAlias = Literal["header", "counted", "estimated"]
 
 
@@ -45,13 +58,16 @@ class VideoMeta:
     """What a video's header says.
 
     Attributes:
-        width_px, height_px: display size, after rotation.
-        num_frames: frames that can be shown.
-        fps: average frames per second.
-        duration_s: of the video stream (num_frames / fps where the file does not say).
+        width_px, height_px: size of decoded frames, after rotation.
+        num_frames: frames that decoding delivers.
+        fps: frames per second, on average where the rate varies.
+        duration_s: of the video stream as it is shown (num_frames / fps where the file does not say).
         rotation: degrees, counterclockwise positive.
         codec: FFmpeg's name (`h264`, `vp9`, ...).
         confidence: how `num_frames` is known.
+        sar: sample aspect ratio, width over height of a stored pixel before rotation; 1 where unknown. No size
+            here is stretched by it, as no decoder does that.
+        truncated: the header lists more frames than the file holds; `num_frames` are those that it holds.
     """
 
     width_px: int
@@ -62,6 +78,8 @@ class VideoMeta:
     rotation: int
     codec: str
     confidence: Confidence
+    sar: Fraction = SQUARE
+    truncated: bool = False
 
 
 def probe_video(
@@ -80,42 +98,13 @@ def probe_video(
         MediaError: the video cannot be used; `reason` says why.
         OSError: the storage failed.
     """
-    limits, place = limits or ProbeLimits(), place_of(src, place)
+    limits, place = limits or _DEFAULT_LIMITS, place_of(src, place)
     with open_source(src, limits=limits, place=place) as (file, size):
-        rotations = track_rotations(file, size)
-        with open_video(file, size, place=place) as (container, stream):
-            width_px, height_px = coded_size(stream, limits=limits, place=place)
-            rate = float(stream.average_rate or stream.guessed_rate or 0.0)
-            duration_s = _duration_s(container, stream)
-            num_frames, confidence = _count(
-                container,
-                stream,
-                size=size,
-                count_packets=count_packets,
-                rate=rate,
-                duration_s=duration_s,
-                limits=limits,
-                place=place,
-            )
-            codec, rotation = stream.codec_context.codec.canonical_name, rotations.get(stream.id, 0)
-    if num_frames < 1:
-        raise MediaError(Reason.TOO_FEW_FRAMES, "no complete frame in the file", place=place, remedy="Remove it.")
-    if rate <= 0 and duration_s > 0:
-        rate = num_frames / duration_s
-    if rate <= 0:
-        raise MediaError(Reason.CORRUPT, "neither a frame rate nor a duration", place=place, remedy="Remux the file.")
-    if is_sideways(rotation):
-        width_px, height_px = height_px, width_px
-    return VideoMeta(
-        width_px=width_px,
-        height_px=height_px,
-        num_frames=num_frames,
-        fps=rate,
-        duration_s=duration_s or num_frames / rate,
-        rotation=rotation,
-        codec=codec,
-        confidence=confidence,
-    )
+        if is_mp4(file.read(8)):
+            track = read_index(file, size)
+            if track is not None and can_decode(track.codec):
+                return _from_index(track, limits, place)
+        return _from_ffmpeg(file, size, limits=limits, count_packets=count_packets, place=place)
 
 
 def is_sideways(rotation: int) -> bool:
@@ -123,43 +112,81 @@ def is_sideways(rotation: int) -> bool:
     return round(rotation / 90) % 2 == 1
 
 
-@contextmanager
-def open_video(file: BinaryIO, size: int, *, place: str) -> Iterator[tuple[Container, Stream]]:
-    """Open (container, best video stream); whatever FFmpeg raises here or in the body becomes a `MediaError`.
+@lru_cache(maxsize=64)
+def can_decode(codec: str) -> bool:
+    """Whether FFmpeg, as installed, has a decoder for a codec."""
+    try:
+        av.codec.Codec(codec, "r")
+    except ValueError:
+        return False
+    return True
+
+
+def _from_index(track: Mp4Video, limits: ProbeLimits, place: str) -> VideoMeta:
+    limits.check_size(track.width_px, track.height_px, place=place, frame=True)
+    check_frames(track.num_frames, limits=limits, place=place)
+    sideways = track.rotation in (90, -90)
+    return VideoMeta(
+        width_px=track.height_px if sideways else track.width_px,
+        height_px=track.width_px if sideways else track.height_px,
+        num_frames=track.num_frames,
+        fps=track.fps,
+        duration_s=track.duration_s,
+        rotation=track.rotation,
+        codec=track.codec,
+        confidence="header",
+        sar=track.sar,
+    )
+
+
+def _from_ffmpeg(file: BinaryIO, size: int, *, limits: ProbeLimits, count_packets: bool, place: str) -> VideoMeta:
+    deadline_s, turned = time.monotonic() + limits.max_probe_s, 0
+    if matroska_may_turn(file):
+        with open_video(file, size, place=place, limits=limits, deadline_s=deadline_s) as (container, stream):
+            coded_size(stream, limits=limits, place=place)
+            turned = decoded_rotation(container, stream)
+    opened = open_with_claims(file, size, place=place, limits=limits, deadline_s=deadline_s)
+    with opened as (container, stream, claims):
+        width_px, height_px = coded_size(stream, limits=limits, place=place)
+        rate, duration_s = float(stream.average_rate or stream.guessed_rate or 0.0), _duration_s(container, stream)
+        counted = header_frames(container, stream, claims, size=size, limits=limits, place=place)
+        if counted is None and not count_packets and rate > 0 and duration_s > 0:
+            counted = estimate_frames(rate, duration_s, limits=limits, place=place)
+        if counted is None:
+            counted = count_frames(container, stream, rate=rate, limits=limits, place=place, deadline_s=deadline_s)
+        meta = VideoMeta(
+            width_px=width_px,
+            height_px=height_px,
+            num_frames=counted.num_frames,
+            fps=counted.rate or rate,
+            duration_s=counted.duration_s or duration_s,
+            rotation=claims.rotations.get(stream.id, 0) if claims else turned,
+            codec=stream.codec_context.codec.canonical_name,
+            confidence=counted.confidence,
+            sar=_sar(stream),
+            truncated=counted.truncated,
+        )
+    return _finish(meta, place=place)
+
+
+def _finish(meta: VideoMeta, *, place: str) -> VideoMeta:
+    """Rate and duration that agree with the count, and the turned size.
 
     Raises:
-        MediaError: `unknown_format`, `truncated`, `corrupt` or `no_video_stream`.
+        MediaError: not one frame, or neither a rate nor a duration.
     """
-    file.seek(0)
-    try:
-        with av.open(file, mode="r", options=dict(_OPEN_OPTIONS), metadata_errors="replace") as container:
-            stream = container.streams.best("video")
-            if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
-                raise MediaError(
-                    Reason.NO_VIDEO_STREAM, "the file has no video stream", place=place, remedy="Remove it."
-                )
-            if stream.codec_context is None:
-                raise MediaError(Reason.UNKNOWN_FORMAT, "no decoder for its codec", place=place, remedy="Re-encode it.")
-            stream.codec_context.thread_count = 1  # more threads per clip do not help where many workers decode
-            yield container, stream
-    except MediaError:
-        raise
-    except (av.error.FFmpegError, OSError, ValueError, EOFError, OverflowError, LookupError) as error:
-        # LookupError: PyAV does not expect a damaged file to grow streams while it is read.
-        if storage_failed(error):
-            raise
-        raise _explain(error, file, size, place) from error
-
-
-def coded_size(stream: Stream, *, limits: ProbeLimits, place: str) -> tuple[int, int]:
-    """(width, height) in px before rotation, checked against the ceilings."""
-    width_px, height_px = stream.codec_context.width, stream.codec_context.height
-    if not width_px or not height_px:
-        raise MediaError(
-            Reason.CORRUPT, "the header has no frame size and no packet tells it", place=place, remedy="Remove it."
-        )
-    limits.check_size(width_px, height_px, place=place, frame=True)
-    return width_px, height_px
+    if meta.num_frames < 1:
+        raise MediaError(Reason.TOO_FEW_FRAMES, "no complete frame in the file", place=place, remedy="Remove it.")
+    rate, duration_s = meta.fps, meta.duration_s
+    if rate <= 0 and duration_s > 0:
+        rate = meta.num_frames / duration_s
+    if rate <= 0:
+        raise MediaError(Reason.CORRUPT, "neither a frame rate nor a duration", place=place, remedy="Remux the file.")
+    if meta.truncated or duration_s <= 0:
+        duration_s = meta.num_frames / rate
+    size_px = (meta.width_px, meta.height_px)
+    width_px, height_px = reversed(size_px) if is_sideways(meta.rotation) else size_px
+    return replace(meta, width_px=width_px, height_px=height_px, fps=rate, duration_s=duration_s)
 
 
 def _duration_s(container: Container, stream: Stream) -> float:
@@ -168,85 +195,6 @@ def _duration_s(container: Container, stream: Stream) -> float:
     return container.duration / av.time_base if container.duration and container.duration > 0 else 0.0
 
 
-def _count(
-    container: Container,
-    stream: Stream,
-    *,
-    size: int,
-    count_packets: bool,
-    rate: float,
-    duration_s: float,
-    limits: ProbeLimits,
-    place: str,
-) -> tuple[int, Confidence]:
-    """(frames, confidence) of the stream."""
-    if stream.frames > 0:
-        _check_frames(stream.frames, limits, place)
-        return _shown(container, stream, size)
-    if not count_packets and rate > 0 and duration_s > 0:
-        frames = round(rate * duration_s)
-        _check_frames(frames, limits, place)
-        return frames, "estimated"
-    deadline_s = time.monotonic() + limits.max_probe_s
-    frames = 0
-    for packet in container.demux(stream):
-        frames += packet.size > 0 and not packet.is_discard
-        if frames % 1024 == 0 and time.monotonic() > deadline_s:
-            raise MediaError(
-                Reason.TIMEOUT,
-                f"counting packets took longer than max_probe_s={limits.max_probe_s}",
-                place=place,
-                remedy="Remux the file so that its header has a frame count.",
-            )
-        _check_frames(frames, limits, place)
-    return frames, "counted"
-
-
-def _shown(container: Container, stream: Stream, size: int) -> tuple[int, Confidence]:
-    """Header count less what an edit list hides and what a cut file no longer holds (MP4 and QuickTime)."""
-    index = getattr(stream, "index_entries", None) if "mp4" in container.format.name else None
-    if index is None or len(index) != stream.frames:
-        return stream.frames, "header"
-    present = [entry for entry in index if entry.pos + entry.size <= size]
-    shown = sum(not entry.is_discard for entry in present)
-    return shown, "header" if len(present) == len(index) else "counted"
-
-
-def _check_frames(frames: int, limits: ProbeLimits, place: str) -> None:
-    if frames > limits.max_frames:
-        raise MediaError(
-            Reason.TOO_LARGE,
-            f"{frames} frames exceed max_frames={limits.max_frames}",
-            place=place,
-            remedy="Cut the clip, or raise ProbeLimits.max_frames if it is meant.",
-        )
-
-
-def _known_container(head: bytes) -> bool:
-    if head[4:8] in _FIRST_BOXES or (head[:4] == b"RIFF" and head[8:12] == b"AVI "):
-        return True
-    return head.startswith((b"\x1aE\xdf\xa3", b"FLV", b"OggS", b"GIF8", b"0&\xb2u", b"G", b"\0\0\1", b"\0\0\0\1"))
-
-
-def _explain(error: Exception, file: BinaryIO, size: int, place: str) -> MediaError:
-    """The `MediaError` for what FFmpeg raised."""
-    remedy = "Remove or replace the file."
-    file.seek(0)
-    head = file.read(16)
-    opened_nothing = isinstance(error, (av.error.ArgumentError, av.error.InvalidDataError))
-    if opened_nothing and not _known_container(head):
-        return MediaError(
-            Reason.UNKNOWN_FORMAT, f"not in one of the containers {CONTAINERS}", place=place, remedy=remedy
-        )
-    if isinstance(error, av.error.DecoderNotFoundError):
-        return MediaError(Reason.UNKNOWN_FORMAT, "no decoder for its codec", place=place, remedy="Re-encode it.")
-    if head[4:8] in _FIRST_BOXES and isinstance(error, av.error.InvalidDataError):
-        return MediaError(
-            Reason.TRUNCATED,
-            f"an MP4 or QuickTime file without an index ({size} bytes): it was cut off",
-            place=place,
-            remedy=remedy,
-        )
-    if isinstance(error, av.error.EOFError):
-        return MediaError(Reason.TRUNCATED, f"the file ends early ({size} bytes)", place=place, remedy=remedy)
-    return MediaError(Reason.CORRUPT, f"{type(error).__name__}: {error}", place=place, remedy=remedy)
+def _sar(stream: Stream) -> Fraction:
+    sar = stream.sample_aspect_ratio
+    return Fraction(sar) if sar else SQUARE

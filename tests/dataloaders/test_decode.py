@@ -236,11 +236,11 @@ def test_planned_frames_are_taken_in_order() -> None:
 @pytest.mark.parametrize(("num_frames", "grid_t"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)])
 def test_short_clips_fill_the_temporal_patch(num_frames: int, grid_t: int) -> None:
     data = clip([40 * index for index in range(num_frames)])
-    item = plan_video(data)
+    item = plan_video(data, num_frames=max(num_frames, 2))  # one frame is planned as the two that the processor needs
     patches, report = decode_video(data, item, pixels=RAW)
     assert item.grid[0] == grid_t
     assert patches.shape == (item.num_patches, 1176)
-    assert not report
+    assert report == Conformed(frames_repeated=1 if num_frames == 1 else 0)
     shown = levels_of(patches, item.grid)
     assert shown[0] == pytest.approx(0, abs=4)
     assert shown[-1] == pytest.approx(40 * (num_frames - 1), abs=4)
@@ -420,6 +420,7 @@ def test_every_reference_file_decodes_to_its_plan_or_says_why(shared_dir: Path) 
         ("g_flip_bits.png", "corrupt"),
         ("g_truncated_half.jpg", "truncated"),
         ("i_pil_truncated_image.png", "truncated"),
+        ("v_g_1frame.mp4", "too_few_frames"),
     }
     assert conformed == {"v_dec_corrupted.mp4": Conformed(frames_repeated=1, bad_packets=1)}
 

@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dataloaders import index as index_module
 from dataloaders.errors import IndexFormatError
 from dataloaders.estimators import Qwen25VLEstimator
 from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, IndexKey, write_index
+from dataloaders.index_format import TABLES
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 
@@ -47,6 +51,7 @@ def _index(num_items: tuple[int, ...] = (0, 2, 1), **changes: object) -> CostInd
 
 def _equal(one: CostIndex, other: CostIndex) -> bool:
     tables = ((one.samples, other.samples, SAMPLE_COLUMNS), (one.items, other.items, ITEM_COLUMNS))
+    assert one.names.to_pydict() == other.names.to_pydict()
     return (one.key, one.bad, one.reasons, one.fingerprint) == (
         other.key,
         other.bad,
@@ -96,12 +101,81 @@ def test_columns_are_views_of_the_mapped_file_and_read_only(tmp_path: Path) -> N
     assert str(mapped) in Path("/proc/self/maps").read_text()
 
 
+def _columns_of(path: Path) -> dict[str, list[object]]:
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all().to_pydict()
+
+
 def test_the_tables_are_plain_arrow_files(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", _index())
-    with pa.OSFile(str(tmp_path / "index" / "items.arrow")) as file:
-        assert pa.ipc.open_file(file).read_all().column_names == list(ITEM_COLUMNS)
+    index = write_index(tmp_path / "index", _index())
     meta = json.loads((tmp_path / "index" / "meta.json").read_text())
-    assert (meta["format_version"], meta["num_samples"], meta["num_items"]) == (1, 3, 3)
+    assert (meta["format_version"], meta["num_samples"], meta["num_items"]) == (2, 3, 3)
+    for name, columns in (("samples", index.samples), ("items", index.items)):
+        stored = _columns_of(tmp_path / "index" / f"{name}.arrow")
+        assert stored.keys().isdisjoint(meta[name]["implied"])
+        assert stored.keys() | meta[name]["implied"].keys() | {"text_tokens", "fps", "duration_s", "source_frames"} >= (
+            columns.keys()
+        )
+        assert all(values == columns[column].tolist() for column, values in stored.items())
+
+
+def test_what_is_the_same_throughout_or_twice_is_stored_once(tmp_path: Path) -> None:
+    items = {name: np.zeros(3, dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
+    items["patches"] = np.array([4, 8, 4], dtype=np.int32)
+    items["full_total"] = items["patches"].copy()
+    items["full_total_sq"] = items["patches"].astype(np.int64)  # equal numbers of another width are another column
+    index = _index(items=items)
+    opened = write_index(tmp_path / "index", index)
+    assert _equal(index, opened)
+    assert list(_columns_of(tmp_path / "index" / "items.arrow")) == ["patches", "full_total_sq"]
+    assert opened.items["full_total"].tolist() == [4, 8, 4]
+
+
+def test_what_only_videos_have_is_stored_for_videos_alone(tmp_path: Path) -> None:
+    items = {name: np.ones(3, dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
+    items["fps"], items["duration_s"] = np.array([0.0, 29.97, 0.0]), np.array([0.0, 1 / 3, 0.0])
+    items["source_frames"] = np.array([1, 10, 1], dtype=np.int32)
+    index = _index(items=items)
+    opened = write_index(tmp_path / "index", index)
+    assert _equal(index, opened)
+    assert _columns_of(tmp_path / "index" / "videos.arrow") == {
+        "row": [1],
+        "source_frames": [10],
+        "fps": [29.97],
+        "duration_s": [1 / 3],
+    }
+    assert [opened.source_of(row) for row in range(3)] == [(1, 0.0, 0.0), (10, 29.97, 1 / 3), (1, 0.0, 0.0)]
+    assert [index.source_of(row) for row in range(3)] == [opened.source_of(row) for row in range(3)]
+
+
+def test_a_number_that_does_not_fit_its_column_is_refused_and_never_wraps() -> None:
+    wide = {**_index().samples, "patches": np.array([1, 2, 2**31], dtype=np.int64)}
+    with pytest.raises(ValueError, match="a column of int64 where int32 is expected"):
+        _ = _index(samples=wide).samples["patches"]
+
+
+def test_opening_reads_no_list_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_index(tmp_path / "index", _index())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr(index_module, "BadSample", refuse)
+    opened = CostIndex.open(tmp_path / "index")
+    assert len(opened) == 3
+    with pytest.raises(AssertionError, match="rows were read"):
+        _ = opened.bad
+
+
+def test_rows_of_an_index_are_an_index() -> None:
+    index = _index((0, 2, 1))
+    part = index.rows(1, 3)
+    assert part.item_offsets.tolist() == [0, 2, 3]
+    assert part.items["patches"].tolist() == index.items["patches"].tolist()
+    assert [(bad.sample_id, bad.place) for bad in part.bad] == [(1, index.bad[0].place)]
+    assert [part.keys(i) for i in range(2)] == ["k1", "k2"]
+    assert index.rows(0, 2).bad == []
+    assert len(index.rows(1, 1)) == 0
 
 
 def test_the_mapping_survives_the_replacement_of_the_folder(tmp_path: Path) -> None:
@@ -121,6 +195,7 @@ def test_the_mapping_survives_the_replacement_of_the_folder(tmp_path: Path) -> N
         ("train_on", "all"),
         ("apply_orientation", False),
         ("limits", "other"),
+        ("unfit", "clamp"),
     ],
 )
 def test_an_index_made_from_something_else_is_refused(tmp_path: Path, field: str, value: object) -> None:
@@ -134,12 +209,12 @@ def test_an_index_made_from_something_else_is_refused(tmp_path: Path, field: str
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
     write_index(tmp_path / "index", _index())
     path = tmp_path / "index" / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    with pytest.raises(IndexFormatError, match=r"format version 2, but this release reads 1 at .*Delete the folder"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 1}))
+    with pytest.raises(IndexFormatError, match=r"format version 1, but this release reads 2 at .*Delete the folder"):
         CostIndex.open(tmp_path / "index")
 
 
-@pytest.mark.parametrize("name", ["samples.arrow", "items.arrow"])
+@pytest.mark.parametrize("name", ["samples.arrow", "items.arrow", "videos.arrow", "names.arrow", "bad.arrow"])
 @pytest.mark.parametrize("how", ["cut", "emptied", "scrambled", "gone"])
 def test_damaged_tables_are_refused(tmp_path: Path, name: str, how: str) -> None:
     write_index(tmp_path / "index", _index())
@@ -151,6 +226,24 @@ def test_damaged_tables_are_refused(tmp_path: Path, name: str, how: str) -> None
         CostIndex.open(tmp_path / "index")
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(st.sampled_from(["meta.json", *TABLES]), st.integers(0, 10**6), st.binary(min_size=1, max_size=9))
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path, name: str, at: int, junk: bytes) -> None:
+    write_index(tmp_path / "index", _index())
+    path = tmp_path / "index" / name
+    content = bytearray(path.read_bytes())
+    at %= len(content)
+    path.write_bytes(content[:at] + junk[: len(content) - at] + content[at + len(junk) :])
+    try:
+        opened = CostIndex.open(tmp_path / "index")
+        rows = [opened.keys(0), opened.shard(2), opened.source_of(1), opened.bad, opened.shards]
+        rows += [column.tolist() for table in (opened.samples, opened.items) for column in table.values()]
+        assert opened.item_offsets[-1] == 3
+    except IndexFormatError:
+        return
+    assert len(rows) > 10
+
+
 def test_a_table_of_another_index_is_refused_even_if_it_fits(tmp_path: Path) -> None:
     write_index(tmp_path / "one", _index((0, 2, 1)))
     write_index(tmp_path / "two", _index((1, 1, 1, 0), bad=[]))
@@ -159,7 +252,7 @@ def test_a_table_of_another_index_is_refused_even_if_it_fits(tmp_path: Path) -> 
         CostIndex.open(tmp_path / "one")
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 1}'])
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 2}'])
 def test_a_folder_that_is_no_index_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "meta.json").write_text(content)

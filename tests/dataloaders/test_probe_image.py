@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dataloaders.errors import MediaError, Reason
-from dataloaders.probe import ByteReader, ProbeLimits, probe_image
+from dataloaders.probe import ByteReader, MediaSource, ProbeLimits, probe_image
 
 
 def encoded(width_px: int, height_px: int, kind: str = "PNG", mode: str = "RGB", **options: object) -> bytes:
@@ -65,6 +65,24 @@ def test_size_and_format_come_from_the_content(kind: str, tmp_path: Path) -> Non
     assert meta == probe_image(path.read_bytes()) == probe_image(str(path))
 
 
+def test_every_kind_of_source_gives_the_same_answer(tmp_path: Path) -> None:
+    data = with_orientation(6)
+    path = tmp_path / "image.bin"
+    path.write_bytes(data)
+    doubled = np.repeat(np.frombuffer(data, dtype=np.uint8), 2)
+    sources: list[MediaSource] = [
+        bytearray(data),
+        memoryview(data),
+        memoryview(doubled.tobytes())[::2],
+        memoryview(np.frombuffer(data + bytes(-len(data) % 4), dtype=np.uint32)),
+        path,
+        str(path),
+        Ranges(data),
+    ]
+    for source in sources:
+        assert probe_image(source) == probe_image(data)
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("value", range(1, 9))
 def test_orientations_5_to_8_swap_the_sides_when_applied(value: int, kind: str) -> None:
@@ -107,6 +125,25 @@ def test_header_behind_64_kib_of_metadata_is_found() -> None:
     segment = b"\xff\xed" + struct.pack(">H", 65_000) + bytes(64_998)
     meta = probe_image(Ranges(plain[:2] + segment * 2 + plain[2:]))
     assert (meta.width_px, meta.height_px) == (64, 48)
+
+
+def test_most_headers_cost_one_read_of_4_kib() -> None:
+    for kind in ("JPEG", "WEBP", "BMP", "JPEG2000", "PPM"):
+        reader = Ranges(encoded(300, 200, kind))
+        probe_image(reader)
+        assert reader.fetched == 4096, kind
+
+
+def test_a_header_that_spreads_over_the_whole_file_ends_at_the_budget() -> None:
+    pages = [Image.new("RGB", (200, 200), (index, 0, 0)) for index in range(3)]
+    out = io.BytesIO()
+    pages[0].save(out, "GIF", save_all=True, append_images=pages[1:])
+    data = out.getvalue() + bytes(100_000)
+    noisy = encoded(500, 500, "GIF", "P")
+    meta = probe_image(Ranges(noisy), limits=ProbeLimits(max_header_bytes=100_000))
+    assert (meta.width_px, meta.frames, meta.frames_exact) == (500, 1, False)
+    assert probe_image(Ranges(noisy)).frames_exact
+    assert probe_image(Ranges(data)).frames == 3
 
 
 def test_failing_storage_is_an_os_error_and_not_bad_media() -> None:
@@ -160,6 +197,69 @@ def test_pixel_ceiling_is_ours_to_set() -> None:
         probe_image(encoded(50, 100), limits=ProbeLimits(max_bytes=10))
     with pytest.raises(ValueError, match="max_frames=0"):
         ProbeLimits(max_frames=0)
+
+
+@pytest.mark.parametrize(
+    ("header", "size_px"),
+    [
+        (struct.pack("<I4H", 12, 70, 50, 1, 24), (70, 50)),
+        (struct.pack("<IiiHH6I", 40, 70, 50, 1, 24, 0, 0, 0, 0, 0, 0), (70, 50)),
+        (struct.pack("<IiiHH6I", 40, 70, -50, 1, 24, 0, 0, 0, 0, 0, 0), (70, 50)),
+        (struct.pack("<IiiHH6I", 64, 70, 50, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(24), (70, 50)),
+        (
+            struct.pack("<IiiHH6I", 108, 70, -50, 1, 32, 3, 0, 0, 0, 0, 0)
+            + struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+            + bytes(52),
+            (70, 50),
+        ),
+        (
+            struct.pack("<IiiHH6I", 124, 1, 1, 1, 16, 3, 0, 0, 0, 0, 0)
+            + struct.pack("<4I", 0xF800, 0x7E0, 0x1F, 0)
+            + bytes(68),
+            (1, 1),
+        ),
+    ],
+)
+def test_bmp_headers_of_every_age(header: bytes, size_px: tuple[int, int]) -> None:
+    file_header = b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + len(header))
+    data = file_header + header + bytes(4 * 70 * 50)
+    meta = probe_image(data)
+    assert (meta.width_px, meta.height_px) == size_px
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.size, image.mode) == (size_px, meta.mode)
+    bare = probe_image(header + bytes(4 * 70 * 50))
+    assert (bare.width_px, bare.height_px, bare.format) == (*size_px, "DIB")
+
+
+def test_a_gif_frame_beyond_the_screen_enlarges_it() -> None:
+    data = bytearray(encoded(40, 30, "GIF", "L"))
+    data[6:10] = struct.pack("<HH", 5, 7)
+    meta = probe_image(bytes(data))
+    with Image.open(io.BytesIO(bytes(data))) as image:
+        image.load()
+        assert (meta.width_px, meta.height_px) == image.size == (40, 30)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\x0a" + bytes(30), "JPEG XL"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"\0\0\1\0\1\0" + bytes(30), "icon"),
+        (b"%PDF-1.7", "PDF"),
+        (b"8BPS\0\1", "Photoshop"),
+        (b"\n<!DOCTYPE html><html>", "HTML"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "LFS"),
+        (b"RIFF\0\0\0\0AVI LIST", "not an image"),
+        (b"\0" * 100, "not an image"),
+        (b"P7\nWIDTH 3\n", "PAM"),
+    ],
+)
+def test_other_files_are_named_where_their_first_bytes_say_what_they_are(data: bytes, words: str) -> None:
+    with pytest.raises(MediaError, match=words) as caught:
+        probe_image(data)
+    assert caught.value.reason is Reason.UNKNOWN_FORMAT
 
 
 def test_bmp_that_claims_billions_of_rows_is_too_large() -> None:

@@ -11,13 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataloaders.chat import IGNORED_LABEL
+from dataloaders.counts import ItemCounts, MediaKind
 from dataloaders.decode import PixelConfig, decode_image, decode_video
-from dataloaders.errors import IndexFormatError, SourceError
-from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
-from dataloaders.index import CostIndex, write_index
+from dataloaders.encoder import ByteEncoder
+from dataloaders.errors import DataError, IndexFormatError, SourceError
+from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator, estimator_from_config
+from dataloaders.index import Confidence, CostIndex, write_index
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
-from dataloaders.sample import LoadedSample, load_sample, planned_items
+from dataloaders.rough_encoder import RoughEncoder
+from dataloaders.sample import LoadedSample, check_loadable, load_sample, planned_items
 from dataloaders.scan import scan_source
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
@@ -263,3 +266,53 @@ def test_a_loaded_sample_travels_by_pickle(source: TarSource, index: CostIndex) 
     copy = pickle.loads(pickle.dumps(sample))
     assert np.array_equal(copy.patches, sample.patches)
     assert copy.conformed == sample.conformed
+
+
+def test_a_model_whose_patches_are_not_laid_out_is_costed_but_not_loaded(source: TarSource) -> None:
+    tiled = estimator_from_config({"model_type": "internvl"})
+    index = scan_source(source, tiled)
+    assert index.bad == [] or {bad.reason for bad in index.bad} == {"too_few_frames"}
+    assert index.samples["llm_tokens"][1] > 0
+    for call in (lambda: load_sample(source, index, 1, tiled), lambda: check_loadable(tiled)):
+        with pytest.raises(
+            DataError, match=r"can be costed but not loaded: .*InternVL.*Train with a model of the Qwen"
+        ):
+            call()
+
+
+class Timed(Qwen25VLEstimator):
+    """Writes a token between the visual ones of every video."""
+
+    def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
+        counts = super().video(width_px, height_px, num_frames, fps, duration_s)
+        return replace(counts, llm_tokens=counts.llm_tokens + 1)
+
+
+def test_positions_and_embeddings_of_a_medium_are_told_apart(source: TarSource) -> None:
+    index = scan_source(source, Timed(ESTIMATOR.config))
+    videos = index.items["kind"] == MediaKind.VIDEO
+    assert (index.items["llm_tokens"] - index.items["visual_tokens"]).tolist() == videos.astype(int).tolist()
+    plain = scan_source(source, ESTIMATOR)
+    assert (index.samples["llm_tokens"] - plain.samples["llm_tokens"]).tolist() == [0, 0, 0, 1, 0, 1]
+    for name in ("text_tokens", "label_tokens", "visual_tokens"):
+        assert np.array_equal(index.samples[name], plain.samples[name])
+    assert index.item_tokens(3) == [int(index.items["llm_tokens"][index.item_rows(3)[0]])]
+    check_loadable(ESTIMATOR, plain)
+    with pytest.raises(DataError, match="its processor writes other tokens between the visual ones"):
+        check_loadable(ESTIMATOR, index)
+
+
+def test_an_encoder_takes_the_place_of_train_on(source: TarSource) -> None:
+    encoder = ByteEncoder(train_on="all")
+    index = scan_source(source, ESTIMATOR, encoder=encoder)
+    assert index.key.train_on == "all"
+    sample = load_sample(source, index, 1, ESTIMATOR, encoder=encoder)
+    _assert_planned_shape(sample, index)
+    assert np.array_equal(sample.labels, load_sample(source, index, 1, ESTIMATOR, train_on="all").labels)
+
+
+def test_estimated_text_is_marked_and_not_trained_on(source: TarSource) -> None:
+    index = scan_source(source, ESTIMATOR, encoder=RoughEncoder())
+    assert (index.samples["confidence"] == Confidence.ESTIMATED).all()
+    with pytest.raises(DataError, match="an encoder that estimates has no tokens to train on"):
+        load_sample(source, index, 0, ESTIMATOR, encoder=RoughEncoder())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataloaders import scan
+from dataloaders import shard_scan
 from dataloaders.chat import encode_record
 from dataloaders.counts import MediaKind
 from dataloaders.errors import IndexFormatError, SourceError
@@ -257,7 +257,7 @@ def test_a_current_index_is_opened_and_not_built(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the source was scanned again")
 
-    monkeypatch.setattr(scan, "scan_source", refuse)
+    monkeypatch.setattr(shard_scan, "scan_rows", refuse)
     assert build_index(source, ESTIMATOR, tmp_path / "index").fingerprint == built.fingerprint
 
 
@@ -275,6 +275,7 @@ def test_an_index_that_is_not_current_is_built_again(source: TarSource, tmp_path
         (tmp_path / "index" / "items.arrow").write_bytes(b"junk")
     after = build_index(source, estimator, tmp_path / "index", **options)  # type: ignore[arg-type]
     assert after.key == index_key(source, estimator, **options)  # type: ignore[arg-type]
+    assert after.fingerprint == scan_source(source, estimator, **options).fingerprint  # type: ignore[arg-type]
     assert (after.fingerprint == before.fingerprint) == (change == "damage")
 
 
@@ -302,9 +303,9 @@ def test_reference_files_are_planned_at_their_true_size_or_named_as_bad(
     usable = 0
     for n, row in enumerate(rows):
         if n in bad:
-            # Good files are refused only for their shape (aspect above 200), or for a name that hides their kind.
-            allowed = {"extreme_aspect"} if named[n] else {"placeholder_mismatch"}
-            assert row["expect"] != "ok" or bad[n].reason in allowed, (row["path"], bad[n].message)
+            # Good files are refused only where the processor would fail, or for a name that hides their kind.
+            allowed = bad[n].unfit if named[n] else bad[n].reason == "placeholder_mismatch"
+            assert row["expect"] != "ok" or allowed, (row["path"], bad[n].message)
         elif row["expect"] == "ok":
             item = index.item_rows(n)[0]
             size = (int(index.items["width_px"][item]), int(index.items["height_px"][item]))

@@ -9,7 +9,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from dataloaders.errors import IndexFormatError
 from dataloaders.estimators import estimator_from_config
+from dataloaders.index import CostIndex
+from dataloaders.index_build import build_shards
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 from tools.cli import main
@@ -151,3 +154,80 @@ def test_the_command_prints_json_and_nothing_else(damaged_shard: Path, capsys: p
     assert content["modalities"]["image_only"] == 1
     assert [bad["reason"] for bad in content["unusable"]] == ["unknown_format", "placeholder_mismatch"]
     assert content["distributions"]["patches"]["total"] > 0
+
+
+@pytest.fixture
+def folder(small_shard: Path, damaged_shard: Path, tmp_path: Path) -> Path:
+    """The index of both shards, text by bytes, under the published Qwen2.5-VL settings."""
+    urls = [str(small_shard), str(damaged_shard)]
+    build_shards(urls, estimator_from_config({"model_type": "qwen2_5_vl"}), tmp_path / "index")
+    return tmp_path / "index"
+
+
+def test_the_report_on_an_index_is_the_one_on_its_shards(folder: Path, small_shard: Path, damaged_shard: Path) -> None:
+    assert report_on(str(folder)) == report_on([str(small_shard), str(damaged_shard)])
+
+
+def test_an_index_is_reported_without_its_shards(folder: Path, damaged_shard: Path) -> None:
+    before = report_on(str(folder))
+    damaged_shard.unlink()
+    assert report_on(str(folder)) == before
+
+
+def test_the_notes_of_the_header_pass_are_in_the_index_too(tmp_path: Path, write_shard) -> None:
+    urls = [str(write_shard(tmp_path / f"{name}.tar", [("0.txt", b"x"), ("README", b"y")])) for name in "ab"]
+    build_shards(urls, estimator_from_config({"model_type": "qwen2_5_vl"}), tmp_path / "index")
+    assert report_on(str(tmp_path / "index")).notes == ("ignored members: 2 x no extension",) == report_on(urls).notes
+
+
+def test_an_index_of_another_model_or_labelling_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}), encoding="utf-8")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 99 * 784}), encoding="utf-8")
+    with pytest.raises(IndexFormatError, match=r"its media are counted by .*Leave these options out, or build"):
+        report_on(str(folder), processor=tmp_path)
+    with pytest.raises(IndexFormatError, match="its labels are on 'assistant', not on 'all'"):
+        report_on(str(folder), train_on="all")
+    assert report_on(str(folder), train_on="assistant").num_usable == 7
+
+
+def test_what_dominates_is_said_by_modality_and_by_shard(folder: Path, small_shard: Path) -> None:
+    report, index = report_on(str(folder)), CostIndex.open(folder)
+    for column, shares in report.modality_shares.items():
+        assert sum(shares.values()) == pytest.approx(1.0), column
+    video = index.items["patches"][index.items["kind"] == 1].sum() / index.items["patches"].sum()
+    assert report.modality_shares["patches"]["video"] == pytest.approx(video)
+    assert report.modality_shares["llm_tokens"]["text"] == pytest.approx(
+        index.samples["text_tokens"].sum() / index.samples["llm_tokens"].sum()
+    )
+    assert (report.shards[0].shard, report.shards[0].samples) == (str(small_shard), 6)
+    assert sum(cost.token_share for cost in report.shards) == pytest.approx(1.0)
+    assert report.num_shards == 2
+
+
+def test_rules_and_histograms_are_printed(folder: Path) -> None:
+    printed = _printed(report_on(str(folder)))
+    assert "media: Qwen2.5-VL" in printed
+    assert "text: ByteEncoder (byte-1)" in printed
+    assert "share of the sum" in printed
+    assert "What makes the cost" in printed
+    assert "Shards with the most LLM tokens" in printed
+
+
+def test_estimated_text_is_marked(small_shard: Path) -> None:
+    report = report_on(str(small_shard), text="rough")
+    assert report.num_estimated == 6
+    assert "6 samples have estimated counts" in _printed(report)
+
+
+def test_a_damaged_index_is_a_failure_with_the_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "items.arrow").write_bytes(b"junk")
+    assert main(["data", str(folder)]) == 1
+    assert "Delete the folder; it is built again" in capsys.readouterr().err
+
+
+def test_shards_are_named_once_either_way(small_shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", str(small_shard), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_samples"] == 6
+    assert main(["data"]) == 2
+    assert main(["data", str(small_shard), "--data", str(small_shard)]) == 2
+    assert "name the folder of an index, or shards" in capsys.readouterr().err

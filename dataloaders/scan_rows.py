@@ -1,0 +1,302 @@
+"""The rows of a scan: one sample after another, from its record and the headers of its media to two tables.
+
+    record --probe every medium--> sizes --estimator--> ItemCounts --encoder.count--> tokens, labels --> rows
+
+`ScanOptions` is everything that decides a number besides the source and the estimator; its `key` marks the index.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from dataloaders.counts import ItemCounts, MediaKind
+from dataloaders.encoder import ByteEncoder, RecordEncoder, TextCounts
+from dataloaders.errors import DataError, MediaError, Reason, RecordError, UnfitError
+from dataloaders.estimators.base import TokenEstimator
+from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, Confidence, CostIndex, IndexKey
+from dataloaders.index_format import ShardRows
+from dataloaders.probe import ProbeLimits, probe_image, probe_video
+from dataloaders.record import MediaRef, Record
+from dataloaders.record_parser import RecordLimits
+from dataloaders.source import SampleSource
+
+Progress = Callable[[int, int], None]
+Unfit: TypeAlias = Literal["skip", "clamp", "error"]
+UNFIT: tuple[Unfit, ...] = ("skip", "clamp", "error")
+MAX_MESSAGE = 1000
+MAX_LISTED = 20
+# Raise it with every change of what a scan accepts or counts; cached indices are then built again.
+RULES_VERSION = 2
+
+_MAX_CLAMPS = 4  # a size, a number of frames, and again for a rule in which one decides the other
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOptions:
+    """How a source is scanned; all of it is in the key of the index.
+
+    Attributes:
+        encoder: counts text and labels.
+        apply_orientation: whether EXIF orientation will be applied when decoding.
+        limits: ceilings on media. record_limits: bounds on a record.
+        unfit: what becomes of media that the processor would fail on, see the module.
+    """
+
+    encoder: RecordEncoder = field(default_factory=ByteEncoder)
+    apply_orientation: bool = True
+    limits: ProbeLimits = field(default_factory=ProbeLimits)
+    record_limits: RecordLimits = field(default_factory=RecordLimits)
+    unfit: Unfit = "skip"
+
+    def __post_init__(self) -> None:
+        if self.unfit not in UNFIT:
+            raise DataError(f"unfit={self.unfit!r}", place="ScanOptions", remedy=f"Choose one of {', '.join(UNFIT)}.")
+
+    def key(self, source: str, estimator: TokenEstimator) -> IndexKey:
+        """Key of an index of the source with fingerprint `source`."""
+        ceilings = {**asdict(self.limits), **{f"record.{k}": v for k, v in asdict(self.record_limits).items()}}
+        return IndexKey(
+            rules=RULES_VERSION,
+            source=source,
+            estimator=estimator.fingerprint,
+            tokenizer=self.encoder.fingerprint,
+            train_on=self.encoder.train_on,
+            apply_orientation=self.apply_orientation,
+            limits=" ".join(f"{name}={value}" for name, value in ceilings.items()),
+            unfit=self.unfit,
+        )
+
+
+def scan_rows(
+    source: SampleSource,
+    estimator: TokenEstimator,
+    options: ScanOptions,
+    *,
+    shards: Sequence[ShardRows] = (),
+    progress: Progress | None = None,
+) -> CostIndex:
+    """As `scan_source`, but unfit media are rows under every policy: a part of a source does not know the others."""
+    scanner, rows = _Scanner(source, estimator, options), _Rows()
+    for i in range(len(source)):
+        try:
+            scanner.add(i, rows)
+        except (MediaError, RecordError) as error:
+            rows.add_bad(i, source.place(i), error)
+        if progress is not None:
+            progress(i + 1, len(source))
+    rules = {"media": estimator.rule, "text": text_rule(options.encoder)}
+    return rows.to_index(options.key(source.fingerprint, estimator), rules, shards)
+
+
+def raise_unfit(index: CostIndex) -> None:
+    """Under the policy `error`: raise one DataError that names the unfit samples, if there are any."""
+    unfit = [bad for bad in index.bad if bad.unfit] if index.key.unfit == "error" else []
+    if not unfit:
+        return
+    more = [f"  and {len(unfit) - MAX_LISTED} more"] if len(unfit) > MAX_LISTED else []
+    raise DataError(
+        "\n".join(
+            [
+                f"the model's processor would fail on the media of {len(unfit)} of {len(index)} samples:",
+                *(f"  {bad.message}" for bad in unfit[:MAX_LISTED]),
+                *more,
+                "Repair them, or choose unfit=skip (leave these samples out) or unfit=clamp (plan and decode the media "
+                "at the nearest size that the processor takes)",
+            ]
+        )
+    )
+
+
+def text_rule(encoder: RecordEncoder) -> str:
+    """The rule of an encoder in words: its class, and its fingerprint, shortened where it is a digest."""
+    name, digits = encoder.fingerprint, set("0123456789abcdef")
+    said = f"{type(encoder).__name__} ({name[:16] if set(name) <= digits else name})"
+    return said if encoder.exact else f"{said}, estimated"
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """One medium as it will be planned: what its header says, or what it was clamped to."""
+
+    kind: MediaKind
+    width_px: int
+    height_px: int
+    frames: int
+    fps: float
+    duration_s: float
+    confidence: Confidence
+    clamped: bool = False
+
+    def clamp(self, error: UnfitError) -> "_Header":
+        """The nearest header that the processor takes, as far as the error names it."""
+        width_px, height_px = error.nearest_size_px or (self.width_px, self.height_px)
+        frames = error.nearest_frames or self.frames
+        return replace(self, width_px=width_px, height_px=height_px, frames=frames, clamped=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanner:
+    source: SampleSource
+    estimator: TokenEstimator
+    options: ScanOptions
+
+    def add(self, i: int, rows: "_Rows") -> None:
+        """Append sample `i`; raises before anything is appended."""
+        record = self.source.record(i)
+        num_images = sum(ref.kind is MediaKind.IMAGE for ref in record.media)
+        items = [self._item(i, j, ref, num_images) for j, ref in enumerate(record.media)]
+        encoder = self.options.encoder
+        text = encoder.count(record, [counts.llm_tokens for _, counts in items])
+        rows.add(record, items, text, Confidence.HEADER if encoder.exact else Confidence.ESTIMATED)
+
+    def _item(self, i: int, j: int, ref: MediaRef, num_images: int) -> tuple[_Header, ItemCounts]:
+        place = f"{self.source.place(i)}, member {ref.member}"
+        try:
+            return self._fitted(self._header(i, j, ref, place), num_images)
+        except MediaError as error:
+            error.place = error.place or place  # the estimator knows sizes, not files
+            raise
+
+    def _header(self, i: int, j: int, ref: MediaRef, place: str) -> _Header:
+        reader, limits = self.source.media_reader(i, j), self.options.limits
+        if ref.kind is MediaKind.IMAGE:
+            image = probe_image(reader, apply_orientation=self.options.apply_orientation, limits=limits, place=place)
+            confidence = Confidence[image.confidence.upper()]
+            return _Header(ref.kind, image.width_px, image.height_px, 1, 0.0, 0.0, confidence)
+        video = probe_video(reader, limits=limits, place=place)
+        confidence = Confidence[video.confidence.upper()]
+        size = (video.width_px, video.height_px)
+        return _Header(ref.kind, *size, video.num_frames, video.fps, video.duration_s, confidence)
+
+    def _fitted(self, header: _Header, num_images: int) -> tuple[_Header, ItemCounts]:
+        """The header to plan with and its counts; under `clamp`, the nearest one that the processor takes."""
+        for _ in range(_MAX_CLAMPS if self.options.unfit == "clamp" else 0):
+            try:
+                return header, self._counts(header, num_images)
+            except UnfitError as error:
+                nearest = header.clamp(error)
+                if replace(nearest, clamped=header.clamped) == header:
+                    raise
+                header = nearest
+        return header, self._counts(header, num_images)
+
+    def _counts(self, header: _Header, num_images: int) -> ItemCounts:
+        if header.kind is MediaKind.IMAGE:
+            counts = self.estimator.image(header.width_px, header.height_px, num_images=num_images)
+        else:
+            counts = self.estimator.video(
+                header.width_px, header.height_px, header.frames, header.fps, header.duration_s
+            )
+        segments = (counts.full, counts.window)
+        most = max(counts.llm_tokens, counts.patches, counts.frames, header.frames, *(s.total for s in segments))
+        if most > _INT32 or max(s.total_sq for s in segments) > _INT64:
+            raise MediaError(
+                Reason.TOO_LARGE,
+                f"counts of up to {most} do not fit the index",
+                remedy="Bound the pixels or frames in the processor's configuration.",
+            )
+        return counts
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Growing columns of both tables."""
+
+    samples: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SAMPLE_COLUMNS})
+    items: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ITEM_COLUMNS})
+    shards: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=lambda: [""])
+
+    def add(
+        self, record: Record, items: Sequence[tuple[_Header, ItemCounts]], text: TextCounts, confidence: Confidence
+    ) -> None:
+        media_tokens = sum(counts.llm_tokens for _, counts in items)
+        patches = sum(counts.patches for _, counts in items)
+        if max(text.llm_tokens, patches) > _INT32:
+            raise RecordError(
+                Reason.TOO_LARGE,
+                f"{text.llm_tokens} tokens and {patches} patches do not fit the index",
+                place=record.place,
+                remedy="Split the sample.",
+            )
+        for header, counts in items:
+            self._add_item(header, counts)
+        self._add_sample(
+            record.shard,
+            record.key,
+            text_tokens=text.llm_tokens - media_tokens,
+            label_tokens=text.label_tokens,
+            llm_tokens=text.llm_tokens,
+            visual_tokens=sum(counts.visual_tokens for _, counts in items),
+            patches=patches,
+            num_items=len(items),
+            bytes=sum(ref.size_bytes for ref in record.media),
+            confidence=max(confidence, *(header.confidence for header, _ in items)) if items else confidence,
+            clamped=any(header.clamped for header, _ in items),
+        )
+
+    def add_bad(self, sample_id: int, place: str, error: MediaError | RecordError) -> None:
+        reason = str(error.reason)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        self.bad.append(
+            BadSample(
+                sample_id=sample_id,
+                place=error.place or place,
+                reason=reason,
+                message=str(error)[:MAX_MESSAGE],
+                unfit=isinstance(error, UnfitError),
+            )
+        )
+        self._add_sample("", place, confidence=Confidence.UNUSABLE, reason=self.reasons.index(reason))
+
+    def to_index(self, key: IndexKey, rules: dict[str, str], shards: Sequence[ShardRows]) -> CostIndex:
+        """The columns as an index. Numbers that do not fit a column raise instead of wrapping."""
+        return CostIndex(
+            key=key,
+            samples={name: np.array(self.samples[name], dtype=dtype) for name, dtype in SAMPLE_COLUMNS.items()},
+            items={name: np.array(self.items[name], dtype=dtype) for name, dtype in ITEM_COLUMNS.items()},
+            names=pa.table({"shard": pa.array(self.shards, pa.string()), "key": pa.array(self.keys, pa.string())}),
+            bad=self.bad,
+            reasons=self.reasons,
+            rules=rules,
+            shards=shards,
+        )
+
+    def _add_sample(self, shard: str, key: str, **values: int) -> None:
+        self.shards.append(shard)
+        self.keys.append(key)
+        for name, column in self.samples.items():
+            column.append(int(values.get(name, 0)))
+
+    def _add_item(self, header: _Header, counts: ItemCounts) -> None:
+        values = {
+            "kind": int(header.kind),
+            "width_px": header.width_px,
+            "height_px": header.height_px,
+            "grid_t": counts.grid[0],
+            "grid_h": counts.grid[1],
+            "grid_w": counts.grid[2],
+            "resized_height_px": counts.height_px,
+            "resized_width_px": counts.width_px,
+            "frames": counts.frames,
+            "source_frames": header.frames,
+            "fps": header.fps,
+            "duration_s": header.duration_s,
+            "visual_tokens": counts.visual_tokens,
+            "llm_tokens": counts.llm_tokens,
+            "patches": counts.patches,
+            "tiles": counts.tiles,
+            "clamped": int(header.clamped),
+        }
+        for name, segments in (("full", counts.full), ("window", counts.window)):
+            values[f"{name}_count"], values[f"{name}_total"] = segments.count, segments.total
+            values[f"{name}_total_sq"], values[f"{name}_longest"] = segments.total_sq, segments.longest
+        for name, column in self.items.items():
+            column.append(values[name])

@@ -1,0 +1,360 @@
+"""Building by shards: the same index in every way to get there, nothing read twice, nothing lost when it goes wrong."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataloaders import index_build, shard_scan
+from dataloaders.encoder import ByteEncoder
+from dataloaders.errors import DataError, IndexFormatError, SourceError
+from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
+from dataloaders.index import CostIndex
+from dataloaders.index_build import BuildProgress, Part, build_shards
+from dataloaders.scan import build_index, scan_source
+from dataloaders.scan_rows import ScanOptions
+from dataloaders.shard_scan import shard_notes
+from dataloaders.tar_source import TarSource
+
+ESTIMATOR = Qwen25VLEstimator()
+Make = Callable[..., bytes]
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make
+) -> Path:
+    """Five shards of 3 to 7 samples; in each but the first, one picture is none and one member has no extension."""
+    folder = tmp_path_factory.mktemp("made")
+    for number in range(5):
+        members: list[tuple[str, bytes]] = [("README", b"x")] if number else []
+        for n in range(3 + number):
+            picture = b"junk" if number and n == 1 else image_bytes(60 + 20 * n + number, 50, seed=n)
+            members += [(f"{n}.json", chat_json("<image>?", "Yes." * n)), (f"{n}.png", picture)]
+        write_shard(folder / f"s{number}.tar", members)
+    return folder
+
+
+@pytest.fixture
+def shards(made: Path, tmp_path: Path) -> Path:
+    """A copy of the shards that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "shards"))
+
+
+class Scanned:
+    """The names of the shards that were really scanned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        original = shard_scan.TarSource
+
+        def opened(urls: list[str], **options: object) -> TarSource:
+            self.names += [Path(url).name for url in urls]
+            return original(urls, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(shard_scan, "TarSource", opened)
+
+    def take(self) -> list[str]:
+        taken, self.names = self.names, []
+        return taken
+
+
+def _touch(path: Path) -> None:
+    """Give the file another modification time, whatever the clock's resolution."""
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
+
+
+def _same(one: CostIndex, other: CostIndex) -> None:
+    assert one.fingerprint == other.fingerprint
+    assert one.key == other.key
+    assert one.names.to_pydict() == other.names.to_pydict()
+    assert one.bad == other.bad
+    for name, column in [*one.samples.items(), *one.items.items()]:
+        found = other.samples[name] if name in other.samples and len(column) == len(other) else other.items[name]
+        assert np.array_equal(column, found), name
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_built_index_is_the_one_that_is_scanned_in_memory(shards: Path, tmp_path: Path, workers: int) -> None:
+    built = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", workers=workers)
+    _same(scan_source(TarSource(str(shards / "*.tar")), ESTIMATOR), built)
+    assert [shard.num_samples for shard in built.shards] == [3, 4, 5, 6, 7]
+    assert [bad.sample_id for bad in built.bad] == [4, 8, 13, 19]
+    assert sorted(os.listdir(tmp_path)) == ["index", "shards"]
+
+
+def test_the_files_are_the_same_however_many_processes_wrote_them(shards: Path, tmp_path: Path) -> None:
+    for name, workers in (("one", 1), ("two", 3)):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / name, workers=workers)
+    names = sorted(os.listdir(tmp_path / "one"))
+    assert len(names) == 7
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+
+
+def test_what_the_header_pass_noticed_is_kept(shards: Path, tmp_path: Path) -> None:
+    index = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    assert shard_notes(CostIndex.open(index.folder or "").shards) == ["ignored members: 4 x no extension"]
+    assert shard_notes(index.shards) == TarSource(str(shards / "*.tar")).report.lines()
+
+
+def test_nothing_is_scanned_when_nothing_changed(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, scanned = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index"), Scanned(monkeypatch)
+    seen: list[BuildProgress] = []
+    again = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", progress=seen.append)
+    _same(first, again)
+    assert scanned.take() == []
+    assert [(state.shards, state.reused, state.samples) for state in seen] == [(5, 5, 25)]
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "edited", "edited at the same size", "touched", "reordered"])
+def test_only_what_changed_is_scanned_again(
+    change: str,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_shard: Callable[..., Path],
+) -> None:
+    urls = [str(shards / f"s{number}.tar") for number in range(5)]
+    other = [("0.txt", b"a caption")]
+    before = build_shards(urls, ESTIMATOR, tmp_path / "index")
+    expected: list[str] = []
+    if change == "added":
+        urls.insert(2, str(write_shard(shards / "new.tar", other)))
+        expected = ["new.tar"]
+    elif change == "removed":
+        del urls[1]
+    elif change == "reordered":
+        urls.reverse()
+    elif change == "edited":
+        write_shard(Path(urls[3]), other)
+        expected = ["s3.tar"]
+    else:
+        content = Path(urls[3]).read_bytes()
+        if change != "touched":
+            edited = content.replace(b"<image>?", b"image???", 1)
+            assert len(edited) == len(content) != edited
+            Path(urls[3]).write_bytes(edited)
+        _touch(Path(urls[3]))
+        expected = ["s3.tar"]
+    scanned = Scanned(monkeypatch)
+    after = build_shards(urls, ESTIMATOR, tmp_path / "index")
+    assert scanned.take() == expected
+    assert (after.fingerprint == before.fingerprint) == (change == "touched")
+    _same(scan_source(TarSource(urls), ESTIMATOR), after)
+    assert [Path(shard.path).name for shard in after.shards] == [Path(url).name for url in urls]
+    assert {after.shard(i) for i in range(len(after))} - {""} == set(urls)
+
+
+def test_an_edit_of_the_same_size_is_seen_by_the_cached_index_too(shards: Path, tmp_path: Path) -> None:
+    urls = str(shards / "*.tar")
+    before = build_index(TarSource(urls), ESTIMATOR, tmp_path / "index")
+    path = shards / "s0.tar"
+    path.write_bytes(path.read_bytes().replace(b"<image>?", b"image???"))
+    _touch(path)
+    after = build_index(TarSource(urls), ESTIMATOR, tmp_path / "index")
+    assert after.key == before.key
+    assert [bad.sample_id for bad in after.bad] == [0, 1, 2, *(bad.sample_id for bad in before.bad)]
+
+
+def test_a_shard_that_cannot_be_read_does_not_stop_the_others_and_they_are_kept(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (shards / "s1.tar").read_bytes()
+    (shards / "s1.tar").write_bytes(good[:2000])
+    with pytest.raises(SourceError, match=r"cut at .*s1.tar"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+    (shards / "s1.tar").write_bytes(good)
+    scanned = Scanned(monkeypatch)
+    _same(
+        scan_source(TarSource(str(shards / "*.tar")), ESTIMATOR),
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index"),
+    )
+    assert scanned.take() == ["s1.tar"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_shards_that_cannot_be_read_are_listed(shards: Path, tmp_path: Path, workers: int) -> None:
+    for number in (1, 3):
+        (shards / f"s{number}.tar").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"(?s)2 of 5 shards cannot be scanned:.*s1.tar.*0 bytes.*s3.tar.*are kept"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fault_of_an_estimator_is_an_error_with_its_place(shards: Path, tmp_path: Path, workers: int) -> None:
+    broken = Qwen25VLEstimator()
+    broken.image_cells = None  # type: ignore[assignment]
+    with pytest.raises(
+        DataError, match=r"(?s)the scan failed with AttributeError.*s0.tar, key 0.*fault of the estimator"
+    ):
+        build_shards(str(shards / "*.tar"), broken, tmp_path / "index", workers=workers)
+
+
+def test_an_estimator_that_cannot_travel_is_refused_before_a_process_starts(shards: Path, tmp_path: Path) -> None:
+    local = Qwen25VLEstimator()
+    local.told = lambda: None  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="does not travel to other processes"):
+        build_shards(str(shards / "*.tar"), local, tmp_path / "index", workers=2)
+    assert len(build_shards(str(shards / "*.tar"), local, tmp_path / "index", workers=1)) == 25
+
+
+def test_an_index_of_other_options_is_replaced_only_when_asked(shards: Path, tmp_path: Path) -> None:
+    urls, other = str(shards / "*.tar"), Qwen25VLEstimator(Qwen25VLConfig(max_pixels=99 * 784))
+    build_shards(urls, ESTIMATOR, tmp_path / "index")
+    with pytest.raises(IndexFormatError, match=r"made from something else: estimator is .*another folder.*--replace"):
+        build_shards(urls, other, tmp_path / "index")
+    options = ScanOptions(encoder=ByteEncoder(train_on="all"))
+    with pytest.raises(IndexFormatError, match="train_on is assistant, expected all"):
+        build_shards(urls, ESTIMATOR, tmp_path / "index", options)
+    _same(scan_source(TarSource(urls), other), build_shards(urls, other, tmp_path / "index", replace=True))
+
+
+def test_a_folder_with_something_else_is_refused_before_anything_is_scanned(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned = Scanned(monkeypatch)
+    with pytest.raises(IndexFormatError, match="holds something else"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, shards, replace=True)
+    assert scanned.take() == []
+    assert len(os.listdir(shards)) == 5
+
+
+def test_an_index_is_built_by_one_process_at_a_time(shards: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def again(state: BuildProgress) -> None:
+        if state.shards == 2:
+            with pytest.raises(IndexFormatError, match="another process is building this index") as caught:
+                build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+            said.append(str(caught.value))
+
+    build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", progress=again)
+    assert len(said) == 1
+
+
+def test_the_cached_index_waits_for_another_process(shards: Path, tmp_path: Path) -> None:
+    source, done = TarSource(str(shards / "*.tar")), []
+    threads: list[threading.Thread] = []
+
+    def again(state: BuildProgress) -> None:
+        if state.shards == 2 and not threads:
+            target = lambda: done.append(build_index(source, ESTIMATOR, tmp_path / "index"))  # noqa: E731
+            threads.append(threading.Thread(target=target))
+            threads[0].start()
+            threads[0].join(0.2)
+            assert not done
+
+    built = build_shards(source.shards, ESTIMATOR, tmp_path / "index", progress=again)
+    threads[0].join(30)
+    assert [index.fingerprint for index in done] == [built.fingerprint]
+    assert sorted(os.listdir(tmp_path)) == ["index", "shards"]
+
+
+def test_a_shard_under_two_names_is_refused(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shards)
+    with pytest.raises(SourceError, match=r"shards listed twice: .*s1.tar"):
+        build_shards(["s1.tar", "./s1.tar"], ESTIMATOR, tmp_path / "index")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_adds_up(shards: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_build, "num_cpus", lambda: 2)
+    seen: list[tuple[int, int, int]] = []
+    build_shards(
+        str(shards / "*.tar"),
+        ESTIMATOR,
+        tmp_path / "index",
+        workers=workers,
+        progress=lambda state: seen.append((state.shards, state.samples, state.bytes)),
+    )
+    total = sum(path.stat().st_size for path in shards.iterdir())
+    assert seen[-1] == (5, 25, total)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("text", ["", "1", "a/b", "3/2", "-1/2", "1/0", "0/0", "1/2/3"])
+def test_a_part_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match=r"part .*Write i/n"):
+        Part.parse(text)
+
+
+def test_parts_are_counted_from_zero_or_from_one() -> None:
+    assert [Part.parse(text) for text in ("0/3", "1/3", "2/3", "3/3")] == [
+        Part(number=0, count=3),
+        Part(number=1, count=3),
+        Part(number=2, count=3),
+        Part(number=0, count=3),
+    ]
+
+
+_SCRIPT = """
+import multiprocessing, os, signal, sys
+from dataloaders.estimators import Qwen25VLEstimator
+from dataloaders.index_build import build_shards
+
+def act(state):
+    if state.shards == 2 and not done:
+        done.append(1)
+        children = multiprocessing.active_children()
+        print(*(child.pid for child in children), flush=True)
+        if sys.argv[3] == "worker":
+            for child in children:
+                os.kill(child.pid, signal.SIGKILL)
+        else:
+            os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+
+done = []
+build_shards(sys.argv[1], Qwen25VLEstimator(), sys.argv[2], workers=2, progress=act)
+"""
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGINT", "worker"])
+def test_a_build_that_is_ended_leaves_no_process_and_goes_on_where_it_was(
+    signal_name: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, folder = str(shards / "*.tar"), tmp_path / "index"
+    command = [sys.executable, "-c", _SCRIPT, urls, str(folder), signal_name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    expected = {"SIGKILL": "", "SIGINT": "KeyboardInterrupt", "worker": "SourceError: a scanning process was lost"}
+    assert done.returncode != 0
+    assert expected[signal_name] in done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while not all(map(_gone, workers)):
+        assert time.monotonic() < deadline, "workers outlive the build"
+        time.sleep(0.05)
+    assert not folder.exists()
+    scanned = Scanned(monkeypatch)
+    _same(scan_source(TarSource(urls), ESTIMATOR), build_shards(urls, ESTIMATOR, folder))
+    assert len(scanned.take()) <= 3  # two shards were finished
+    assert sorted(os.listdir(tmp_path)) == ["index", "shards"]
+
+
+def test_units_of_other_options_are_not_taken(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = (shards / "s4.tar").read_bytes()
+    (shards / "s4.tar").write_bytes(b"")
+    with pytest.raises(SourceError, match="0 bytes"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    (shards / "s4.tar").write_bytes(good)
+    scanned = Scanned(monkeypatch)
+    clamped = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", ScanOptions(unfit="clamp"))
+    assert len(scanned.take()) == 5
+    assert replace(clamped.key, unfit="skip") == scan_source(TarSource(str(shards / "*.tar")), ESTIMATOR).key

@@ -1,0 +1,200 @@
+"""`balancer-analyze index` and `merge`: built, updated, in parts, refused; and what they say."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dataloaders.estimators import estimator_from_config
+from dataloaders.index import CostIndex
+from dataloaders.index_build import BuildProgress
+from dataloaders.rough_encoder import RoughEncoder
+from dataloaders.scan import scan_source
+from dataloaders.tar_source import TarSource
+from tools import index_command
+from tools.cli import main
+from tools.model_folder import load_rules
+
+Make = Callable[..., bytes]
+QWEN = {"config": {"model_type": "qwen2_5_vl"}, "preprocessor_config": {"min_pixels": 784, "max_pixels": 64 * 784}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder in Hugging Face format without a tokenizer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, content in QWEN.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def shards(tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make) -> str:
+    """Four shards of two samples: a picture, and a strip that the processor refuses."""
+    for number in range(4):
+        members = [("0.json", chat_json("<image>?", "Yes.")), ("0.png", image_bytes(60 + 40 * number, 80))]
+        members += [("1.json", chat_json("<image>?", "No.")), ("1.png", image_bytes(2100, 4))]
+        write_shard(tmp_path / f"s{number}.tar", members)
+    return str(tmp_path / "s{0..3}.tar")
+
+
+def _built(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_index_is_built_and_described(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", shards, "--model", str(model), "--output", str(tmp_path / "index")]) == 0
+    said = capsys.readouterr().out
+    assert "8 samples in 4 shards, 4 of them scanned now; 4 media" in said
+    assert "media: Qwen2.5-VL" in said
+    assert "text: RoughEncoder (rough-1 bytes_per_token=4.0), estimated, labels on assistant" in said
+    assert "4 samples are unusable (extreme_aspect: 4)" in said
+    index = CostIndex.open(tmp_path / "index")
+    expected = scan_source(TarSource(shards), estimator_from_config(model), encoder=RoughEncoder())
+    assert index.fingerprint == expected.fingerprint
+
+
+def test_a_second_run_reads_nothing_and_a_new_shard_is_added(
+    shards: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write_shard: Callable[..., Path],
+) -> None:
+    argv = ["index", str(tmp_path / "s*.tar"), "--model", str(model), "--output", str(tmp_path / "index")]
+    assert _built(capsys, *argv)["shards_scanned"] == 4
+    assert _built(capsys, *argv)["shards_scanned"] == 0
+    write_shard(tmp_path / "s9.tar", [("0.txt", b"a caption")])
+    said = _built(capsys, *argv)
+    assert (said["shards_scanned"], said["shards"], said["samples"]) == (1, 5, 9)
+
+
+def test_several_shards_and_processes_are_named_on_the_line(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(tmp_path / f"s{number}.tar") for number in range(4)]
+    common = ("--model", str(model), "--text", "bytes")
+    one = _built(capsys, "index", *names, *common, "--workers", "2", "--output", str(tmp_path / "one"))
+    two = _built(capsys, "index", shards, *common, "--workers", "1", "--output", str(tmp_path / "two"))
+    assert one["fingerprint"] == two["fingerprint"]
+
+
+def test_parts_are_merged_to_the_index_of_one_machine(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("index", shards, "--model", str(model), "--output")
+    whole = _built(capsys, *common, str(tmp_path / "whole"))
+    for part in ("1/3", "2/3", "3/3"):
+        said = _built(capsys, *common, str(tmp_path / part[0]), "--part", part)
+        assert said["part"] == part.replace("3/3", "0/3")
+    merged = _built(capsys, "merge", *(str(tmp_path / name) for name in "231"), "--output", str(tmp_path / "merged"))
+    assert {**merged, "folder": 0, "shards_scanned": 0} == {**whole, "folder": 0, "shards_scanned": 0}
+    assert main(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--output", str(tmp_path / "x")]) == 1
+    assert "part 0/3 is missing" in capsys.readouterr().err
+
+
+def test_the_policy_for_unfit_media_is_an_option(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy, counts in (("skip", (4, 0)), ("clamp", (0, 4))):
+        output = str(tmp_path / policy)
+        said = _built(capsys, "index", shards, "--model", str(model), "--output", output, "--unfit", policy)
+        assert (said["unusable"], said["clamped"]) == counts
+
+
+def test_under_error_all_are_listed_and_nothing_is_written(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i"), "--unfit", "error"]
+    assert main(argv) == 1
+    printed = capsys.readouterr().err
+    assert "would fail on the media of 4 of 8 samples" in printed
+    assert all(f"s{number}.tar, key 1, member 1.png" in printed for number in range(4))
+    assert not (tmp_path / "i").exists()
+
+
+def test_an_index_of_another_model_is_refused_with_the_remedy(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]
+    before = _built(capsys, *argv)
+    (model / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 99 * 784}), encoding="utf-8")
+    assert main(argv) == 1
+    assert "estimator is" in (printed := capsys.readouterr().err)
+    assert "--replace" in printed
+    assert _built(capsys, *argv, "--replace")["fingerprint"] != before["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--part", "4/3"],
+        ["--part", "one"],
+        ["--workers", "0"],
+        ["--unfit", "ignore"],
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    argv: list[str], shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", shards, "--model", str(model), "--output", str(tmp_path / "i"), *argv]) == 2
+    printed = capsys.readouterr()
+    assert printed.out + printed.err != ""
+
+
+def test_without_shards_or_model_it_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "--model", "m", "--output", "o"]) == 2
+    assert main(["index", "x.tar", "--output", "o"]) == 2
+    assert "--model" in "".join(capsys.readouterr())
+
+
+def test_a_build_that_is_interrupted_ends_with_130(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(index_command, "build_shards", interrupted)
+    assert main(["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_progress_is_a_line_now_and_then_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(index_command.time, "monotonic", lambda: now[0])
+    with index_command.build_progress() as show:
+        for seconds in (0, 5, 11, 12, 22):
+            now[0] = 100.0 + seconds
+            show(BuildProgress(num_shards=9, num_bytes=100, shards=seconds // 3, bytes=seconds, samples=1000 * seconds))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "3 of 9 shards, 11,000 samples, 11% of the bytes",
+        "7 of 9 shards, 22,000 samples, 22% of the bytes",
+    ]
+
+
+def test_an_exported_model_folder_gives_its_own_rule_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "processor.json").write_text(json.dumps(QWEN), encoding="utf-8")
+    rules = load_rules(tmp_path)
+    assert rules.estimator.fingerprint == estimator_from_config(QWEN).fingerprint
+    assert rules.encoder.fingerprint == "byte-1"
+
+
+def test_the_text_rule_can_be_chosen_and_a_template_needs_a_folder(
+    model: Path, shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load_rules(model, text="bytes", train_on="all").encoder.train_on == "all"
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i"), "--text", "template"]
+    assert main(argv) == 1
+    assert "tokenizer.json" in capsys.readouterr().err
+    assert os.listdir(model) != []

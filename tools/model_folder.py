@@ -1,0 +1,108 @@
+"""From a model folder to the two rules of a scan: what media cost, and what text costs.
+
+    folder in Hugging Face format   media: its processor's configuration   text: its tokenizer and chat template,
+                                                                           or rough where they are not there
+    folder of balancer-train export media: processor.json                  text: bytes
+    none                            media: published Qwen2.5-VL settings   text: bytes
+
+What was chosen is said by the reports and stored in the index.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from dataloaders.encoder import ByteEncoder, RecordEncoder
+from dataloaders.errors import DataError
+from dataloaders.estimators import Preprocessing, TokenEstimator, estimator_from_config
+from dataloaders.hf_tokenizer import TOKENIZER_NAME
+from dataloaders.rough_encoder import RoughEncoder
+from dataloaders.template_encoder import TemplateEncoder
+from dataloaders.template_files import find_template
+
+TextRule: TypeAlias = Literal["auto", "template", "bytes", "rough"]
+TrainOn: TypeAlias = Literal["assistant", "last", "all"]
+
+PUBLISHED: Mapping[str, Any] = {"model_type": "qwen2_5_vl"}
+EXPORTED_FILE = "processor.json"  # what `balancer-train export` calls the rule
+_MAX_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRules:
+    """What media and text cost."""
+
+    estimator: TokenEstimator
+    encoder: RecordEncoder
+
+
+def load_rules(
+    model: Path | None,
+    *,
+    text: TextRule = "auto",
+    train_on: TrainOn = "assistant",
+    preprocessing: Preprocessing | None = None,
+) -> ModelRules:
+    """The rules of a model folder; None: the published Qwen2.5-VL settings.
+
+    Args:
+        text: `template`: tokenizer and chat template of the folder; `bytes`: one token a byte; `rough`: an estimate
+            from bytes; `auto`: the folder's own where it has them, see the module.
+        preprocessing: see `estimator_from_config`.
+
+    Raises:
+        DataError: no such folder, no known rule in it, or no template under `text="template"`.
+    """
+    return ModelRules(
+        estimator=load_estimator(model, preprocessing=preprocessing), encoder=_encoder(model, text, train_on)
+    )
+
+
+def load_estimator(model: Path | None, *, preprocessing: Preprocessing | None = None) -> TokenEstimator:
+    """The media rule of a model folder in Hugging Face format or of `balancer-train export`."""
+    if model is None:
+        return estimator_from_config(PUBLISHED, preprocessing=preprocessing)
+    exported = model / EXPORTED_FILE
+    if exported.is_file():
+        return estimator_from_config(_read(exported), preprocessing=preprocessing)
+    return estimator_from_config(model, preprocessing=preprocessing)
+
+
+def _encoder(model: Path | None, text: TextRule, train_on: TrainOn) -> RecordEncoder:
+    if text == "auto":
+        text = _own_text_rule(model)
+    if text == "bytes":
+        return ByteEncoder(train_on=train_on)
+    if text == "rough":
+        return RoughEncoder(train_on=train_on)
+    if model is None:
+        raise DataError(
+            "there is no chat template without a model folder", place="--text template", remedy="Give --model FOLDER."
+        )
+    return TemplateEncoder.from_folder(model, train_on=train_on)
+
+
+def _own_text_rule(model: Path | None) -> TextRule:
+    if model is None or (model / EXPORTED_FILE).is_file():
+        return "bytes"
+    if not (model / TOKENIZER_NAME).is_file():
+        return "rough"
+    try:
+        find_template(model)
+    except DataError:  # a tokenizer alone does not say what stands around the turns
+        return "rough"
+    return "template"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    if path.stat().st_size > _MAX_BYTES:
+        raise DataError(f"a file of more than {_MAX_BYTES} bytes", place=str(path))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}", place=str(path), remedy="Export the run again.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"a {type(content).__name__}, not an object", place=str(path), remedy="Export the run again.")
+    return content
