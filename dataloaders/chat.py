@@ -127,20 +127,31 @@ def encode_record(record: Record, item_tokens: Sequence[int], *, train_on: str =
         RecordError: media parts that are not 0, 1, 2, ... in order, or a number of counts that differs from the media.
         DataError: an unknown `train_on`.
     """
-    if train_on not in TRAIN_ON:
-        raise DataError(f"train_on={train_on!r}", place="encode_record", remedy=f"Choose one of {', '.join(TRAIN_ON)}.")
-    check_media(record, item_tokens)
+    _check_arguments(record, item_tokens, train_on)
     writer = _Writer()
     spans: list[MediaSpan] = []
     texts: list[TextSpan] = []
-    last = max((i for i, turn in enumerate(record.turns) if turn.role == "assistant"), default=-1)
-    for i, turn in enumerate(record.turns):
-        answer = turn.role == "assistant" and (train_on != "last" or i == last)
+    for i, answer in enumerate(_answers(record, train_on)):
         _write_turn(writer, record, i, item_tokens, trained=answer or train_on == "all", spans=spans, texts=texts)
         writer.special(Special.IM_END, trained=answer)
         writer.text("\n")
     tokens, labels = writer.finish()
     return EncodedSample(tokens=tokens, labels=labels, spans=tuple(spans), texts=tuple(texts))
+
+
+def count_record(record: Record, item_tokens: Sequence[int], *, train_on: str = "assistant") -> tuple[int, int]:
+    """(tokens, label tokens) of what `encode_record` gives, without making it: a scan needs no more.
+
+    Raises what `encode_record` raises.
+    """
+    _check_arguments(record, item_tokens, train_on)
+    tokens = labels = 0
+    for turn, answer in zip(record.turns, _answers(record, train_on), strict=True):
+        text = sum(_num_bytes(part.text) for part in turn.parts if isinstance(part, TextPart))
+        media = sum(item_tokens[part.index] + 2 for part in turn.parts if isinstance(part, MediaPart))
+        tokens += _num_bytes(turn.role) + text + media + 4  # <|im_start|>, two line ends, <|im_end|>
+        labels += (text if answer or train_on == "all" else 0) + answer
+    return tokens, labels
 
 
 def prompt_of(record: Record) -> Record:
@@ -188,6 +199,25 @@ def fact_mask(record: Record, encoded: EncodedSample) -> NDArray[np.bool_]:
                 at = text.find(word, at + len(word))
     mask &= encoded.labels != IGNORED_LABEL
     return mask
+
+
+def _check_arguments(record: Record, item_tokens: Sequence[int], train_on: str) -> None:
+    if train_on not in TRAIN_ON:
+        raise DataError(f"train_on={train_on!r}", place="encode_record", remedy=f"Choose one of {', '.join(TRAIN_ON)}.")
+    check_media(record, item_tokens)
+
+
+def _answers(record: Record, train_on: str) -> list[bool]:
+    """For each turn: whether it is an answer that is trained."""
+    answers = [turn.role == "assistant" for turn in record.turns]
+    if train_on == "last" and any(answers):
+        last = len(answers) - 1 - answers[::-1].index(True)
+        return [i == last for i in range(len(answers))]
+    return answers
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _write_turn(

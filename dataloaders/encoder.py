@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from dataloaders.chat import TRAIN_ON, EncodedSample, encode_record
+from dataloaders.chat import TRAIN_ON, EncodedSample, count_record, encode_record
 from dataloaders.errors import DataError
 from dataloaders.record import Record
 from dataloaders.tokenizer import ByteTokenizer
@@ -84,5 +84,4 @@ class ByteEncoder:
         return encode_record(record, item_tokens, train_on=self.train_on)
 
     def count(self, record: Record, item_tokens: Sequence[int]) -> TextCounts:
-        encoded = self.encode(record, item_tokens)
-        return TextCounts(len(encoded.tokens), encoded.num_label_tokens)
+        return TextCounts(*count_record(record, item_tokens, train_on=self.train_on))

@@ -165,6 +165,13 @@ class _Scanner:
         reader, limits = self.source.media_reader(i, j), self.options.limits
         if ref.kind is MediaKind.IMAGE:
             image = probe_image(reader, apply_orientation=self.options.apply_orientation, limits=limits, place=place)
+            if not image.decodable:
+                raise MediaError(
+                    Reason.UNSUPPORTED_MEDIA,
+                    f"{image.width_px}x{image.height_px} px, but nothing here decodes {image.format}",
+                    place=place,
+                    remedy="Convert it to JPEG, PNG or WebP.",
+                )
             confidence = Confidence[image.confidence.upper()]
             return _Header(ref.kind, image.width_px, image.height_px, 1, 0.0, 0.0, confidence)
         video = probe_video(reader, limits=limits, place=place)
@@ -192,7 +199,7 @@ class _Scanner:
                 header.width_px, header.height_px, header.frames, header.fps, header.duration_s
             )
         segments = (counts.full, counts.window)
-        most = max(counts.llm_tokens, counts.patches, counts.frames, header.frames, *(s.total for s in segments))
+        most = max(counts.llm_tokens, counts.encoded_patches, counts.frames, header.frames, *(s.total for s in segments))
         if most > _INT32 or max(s.total_sq for s in segments) > _INT64:
             raise MediaError(
                 Reason.TOO_LARGE,
@@ -217,7 +224,7 @@ class _Rows:
         self, record: Record, items: Sequence[tuple[_Header, ItemCounts]], text: TextCounts, confidence: Confidence
     ) -> None:
         media_tokens = sum(counts.llm_tokens for _, counts in items)
-        patches = sum(counts.patches for _, counts in items)
+        patches = sum(counts.encoded_patches for _, counts in items)
         if max(text.llm_tokens, patches) > _INT32:
             raise RecordError(
                 Reason.TOO_LARGE,
@@ -291,7 +298,7 @@ class _Rows:
             "duration_s": header.duration_s,
             "visual_tokens": counts.visual_tokens,
             "llm_tokens": counts.llm_tokens,
-            "patches": counts.patches,
+            "patches": counts.encoded_patches,
             "tiles": counts.tiles,
             "clamped": int(header.clamped),
         }

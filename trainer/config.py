@@ -48,6 +48,9 @@ class DataOptions:
     """Turn images by their EXIF orientation, in planning and in decoding alike."""
     bad_records: Literal["error", "skip"] = "error"
     """Unusable records or media found by the scan: stop and list them all, or leave them out and count them."""
+    unfit: Literal["skip", "clamp", "error"] = "skip"
+    """Sound media that the processor would fail on (a strip 300 times as long as high, a clip of one frame): treat
+    their samples as bad records, train on the nearest size or number of frames that it takes, or stop and list them."""
     oversize: Literal["error", "drop"] = "error"
     """Samples larger than one micro-batch: stop and list them all, or leave them out and count them."""
     cache_dir: Path | None = None

@@ -83,6 +83,7 @@ def prepare(
             index_folder(cache, source, estimator, options),
             train_on=options.train_on,
             apply_orientation=options.apply_orientation,
+            unfit=options.unfit,
             workers=None,
             progress=_named(progress, "index"),
         )
@@ -184,8 +185,9 @@ def notes(side: DataSide) -> list[str]:
 
 
 def index_folder(cache: Path, source: SampleSource, estimator: TokenEstimator, options: DataOptions) -> Path:
-    """One folder per (source, token rule, labelling): changing one of them never finds a stale index."""
-    key = f"{source.fingerprint}|{estimator.fingerprint}|{options.train_on}|{options.apply_orientation}"
+    """One folder per (source, token rule, labelling, policy): changing one of them never finds a stale index."""
+    decides = (source.fingerprint, estimator.fingerprint, options.train_on, options.apply_orientation, options.unfit)
+    key = "|".join(map(str, decides))
     return cache / "index" / hashlib.sha256(key.encode()).hexdigest()[:24]
 
 

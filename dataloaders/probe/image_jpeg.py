@@ -49,7 +49,7 @@ def read_jpeg(window: Window) -> ImageHeader:
     Raises:
         MediaError: `truncated` before the scan, `corrupt`, or `unsupported_media` (12 bits, two components).
     """
-    data, base, position = window.head, 0, 2
+    data, base, position, end = window.head, 0, 2, window.size
     width_px = height_px = bits = components = 0
     metadata = _Metadata(window)
     for _ in range(_MAX_SEGMENTS):
@@ -72,8 +72,9 @@ def read_jpeg(window: Window) -> ImageHeader:
             position += 1 if action == _PADDING else 2
             continue
         length = data[at + 2] << 8 | data[at + 3]
-        payload, position = position + 4, position + 2 + max(length, 2)
-        if position > window.size:
+        payload = position + 4
+        position += 2 + length if length > 2 else 4
+        if position > end:
             raise window.truncated("the JPEG header")
         if action == _FRAME:
             bits, height_px, width_px, components = _FRAME_HEADER.unpack_from(data, at + 4)

@@ -50,11 +50,12 @@ class ProbeLimits:
     def check_size(self, width_px: int, height_px: int, *, place: str, frame: bool = False) -> None:
         """Raise `MediaError` for a side below 1 px or sizes above the ceilings; `frame` selects the video ceiling."""
         name, max_pixels = ("max_frame_pixels", self.max_frame_pixels) if frame else ("max_pixels", self.max_pixels)
-        if min(width_px, height_px) < 1:
+        if width_px < 1 or height_px < 1:
             raise MediaError(
                 Reason.TOO_SMALL, f"the header claims {width_px}x{height_px} px", place=place, remedy="Remove it."
             )
-        if max(width_px, height_px) > self.max_side_px or width_px * height_px > max_pixels:
+        side = self.max_side_px
+        if width_px > side or height_px > side or width_px * height_px > max_pixels:
             raise MediaError(
                 Reason.TOO_LARGE,
                 f"the header claims {width_px}x{height_px} px, above max_side_px={self.max_side_px} or "

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaders.chat import IGNORED_LABEL, EncodedSample, encode_prompt, encode_record, fact_mask, prompt_of
+from dataloaders.chat import (
+    IGNORED_LABEL,
+    EncodedSample,
+    count_record,
+    encode_prompt,
+    encode_record,
+    fact_mask,
+    prompt_of,
+)
 from dataloaders.counts import MediaKind
 from dataloaders.errors import DataError, RecordError
 from dataloaders.record import MediaPart, MediaRef, Record, TextPart, Turn
@@ -121,6 +129,14 @@ def test_placeholders_equal_the_counts_and_are_never_learned(case: tuple[Record,
         assert (encoded.tokens[span.start : span.start + span.count] == pad).all()
         assert encoded.tokens[span.start - 1] == Special.VISION_START
         assert encoded.tokens[span.start + span.count] == Special.VISION_END
+
+
+@given(_records(), st.sampled_from(["assistant", "last", "all"]))
+def test_counts_equal_what_is_encoded(case: tuple[Record, list[int]], train_on: str) -> None:
+    record, item_tokens = case
+    encoded = encode_record(record, item_tokens, train_on=train_on)
+    counted = count_record(record, item_tokens, train_on=train_on)
+    assert counted == (len(encoded.tokens), encoded.num_label_tokens)
 
 
 @given(_records())

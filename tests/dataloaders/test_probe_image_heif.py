@@ -2,6 +2,8 @@
 
 import io
 import struct
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 from PIL import Image
 
 from dataloaders.errors import MediaError, Reason
+from dataloaders.estimators import Qwen25VLEstimator
 from dataloaders.probe import ProbeLimits, probe_image
+from dataloaders.scan import scan_source
+from dataloaders.tar_source import TarSource
 
 
 def box(kind: bytes, *parts: bytes, long: bool = False) -> bytes:
@@ -184,3 +189,15 @@ def test_nested_and_repeated_boxes_end_in_bounded_time() -> None:
     for data in (box(b"ftyp", b"heic", bytes(4)) + nested, many, zero):
         with pytest.raises(MediaError):
             probe_image(data, limits=ProbeLimits(max_header_bytes=1 << 20))
+
+
+def test_a_file_of_known_size_that_nothing_decodes_is_refused_by_the_scan(
+    tmp_path: Path, write_shard: Callable[..., Path], chat_json: Callable[..., bytes]
+) -> None:
+    photo = heif([ispe(640, 480)], {1: [1]})
+    if probe_image(photo).decodable:
+        pytest.skip("a plug-in for HEIC is installed")
+    shard = write_shard(tmp_path / "a.tar", [("0.json", chat_json("<image>?", "Yes.")), ("0.heic", photo)])
+    (bad,) = scan_source(TarSource(str(shard)), Qwen25VLEstimator()).bad
+    assert bad.reason == "unsupported_media"
+    assert "640x480 px, but nothing here decodes HEIF" in bad.message

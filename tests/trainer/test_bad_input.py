@@ -407,7 +407,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
         ("config.json", b"\xff", 2, r"config\.json: .*codec"),
         ("config.json", b"{}", 2, r"config\.json: model config cannot be read"),
         ("processor.json", b"[]", 2, r"processor\.json holds a list"),
-        ("processor.json", b"{}", 2, r"processor\.json: no estimator for model_type None"),
+        ("processor.json", b"{}", 2, r"processor\.json: no estimator for a configuration without model_type"),
         ("processor.json", b'{"config": {"model_type": []}}', 2, r"processor\.json: no estimator"),
         ("processor.json", b'{"config": 3}', 2, r"processor\.json: config is of type int"),
         (
