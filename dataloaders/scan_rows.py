@@ -199,7 +199,8 @@ class _Scanner:
                 header.width_px, header.height_px, header.frames, header.fps, header.duration_s
             )
         segments = (counts.full, counts.window)
-        most = max(counts.llm_tokens, counts.encoded_patches, counts.frames, header.frames, *(s.total for s in segments))
+        totals = (segments[0].total, segments[1].total)
+        most = max(counts.llm_tokens, counts.encoded_patches, counts.frames, header.frames, *totals)
         if most > _INT32 or max(s.total_sq for s in segments) > _INT64:
             raise MediaError(
                 Reason.TOO_LARGE,

@@ -44,11 +44,11 @@ from dataloaders.estimators import (
 )
 from dataloaders.estimators.base import PatchEstimator as PatchEstimator
 from dataloaders.estimators.base import TokenEstimator as TokenEstimator
+from dataloaders.estimators.files import NESTED, read_files
 from dataloaders.estimators.files import Config as Config
 from dataloaders.estimators.files import CountText as CountText
 from dataloaders.estimators.files import Preprocessing as Preprocessing
 from dataloaders.estimators.files import ProcessorFiles as ProcessorFiles
-from dataloaders.estimators.files import read_files
 from dataloaders.estimators.qwen2_5_vl import Qwen25VLConfig as Qwen25VLConfig
 from dataloaders.estimators.qwen2_5_vl import Qwen25VLEstimator as Qwen25VLEstimator
 from dataloaders.estimators.resize_rule import smart_resize as smart_resize
@@ -149,10 +149,15 @@ def _processor_files(
     found: Mapping[str, Config], preprocessing: Preprocessing | None, count_text: CountText | None, place: str
 ) -> ProcessorFiles:
     processor = found.get("processor_config", {})
+    # As in transformers: what is nested wins over the files of its own, which an older version saved.
+    nested = {name: processor[name] for name in NESTED if processor.get(name) is not None}
+    for name, content in nested.items():
+        if not isinstance(content, Mapping):
+            raise DataError(f"{name}={content!r}: needs an object", place=place)
     files = ProcessorFiles(
         model=found.get("config", {}),
-        image=found.get("preprocessor_config") or processor.get("image_processor") or {},
-        video=found.get("video_preprocessor_config") or processor.get("video_processor"),
+        image=nested.get("image_processor", found.get("preprocessor_config", {})),
+        video=nested.get("video_processor", found.get("video_preprocessor_config")),
         processor=processor,
         preprocessing=preprocessing,
         place=place,

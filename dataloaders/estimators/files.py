@@ -20,6 +20,7 @@ CountText: TypeAlias = Callable[[str], int]
 Preprocessing: TypeAlias = Literal["transformers", "qwen_vl_utils"]
 
 NAMES = ("config", "preprocessor_config", "video_preprocessor_config", "processor_config")
+NESTED = ("image_processor", "video_processor")
 _MAX_CONFIG_BYTES = 16 * 1024**2
 
 
@@ -50,26 +51,36 @@ class ProcessorFiles:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names that may say which rule applies, the most exact first: processor, model type, image processor."""
-        candidates = (
-            self.processor.get("processor_class"),
-            self.image.get("processor_class"),
-            self.model.get("model_type"),
-            self.image.get("image_processor_type"),
+        """Names that may say which rule applies, the most exact first: processor, model type, processors of media.
+
+        The processors of media say it only where there is neither of the others: models share their classes.
+        """
+        told = _names(
+            self.processor.get("processor_class"), self.image.get("processor_class"), self.model.get("model_type")
         )
-        # Fast and Pillow variants of an image processor count alike.
-        names = (re.sub("(Fast|Pil)$", "", kind) for kind in candidates if isinstance(kind, str) and kind)
-        return tuple(dict.fromkeys(names))
+        return told or _names((self.video or {}).get("video_processor_type")) + self.image_kinds
+
+    @property
+    def image_kinds(self) -> tuple[str, ...]:
+        """Class of the image processor, none where the folder does not say it."""
+        return _names(self.image.get("image_processor_type"))
 
     def with_count_text(self, count_text: CountText, text_rule: str) -> "ProcessorFiles":
         """The same files with another count of texts."""
         return replace(self, count_text=count_text, text_rule=text_rule)
 
 
+def _names(*candidates: object) -> tuple[str, ...]:
+    # Fast and Pillow variants of an image processor count alike.
+    names = (re.sub("(Fast|Pil)$", "", kind) for kind in candidates if isinstance(kind, str) and kind)
+    return tuple(dict.fromkeys(names))
+
+
 def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
     """The parsed files of a model folder; or of a mapping from their names to contents; or of one flat mapping.
 
-    A flat mapping has `model_type` and the image processor's keys, and stands for `config` and `preprocessor_config`.
+    A flat mapping has `model_type` and the image processor's keys, and stands for `config` and `preprocessor_config`;
+    one that nests an `image_processor` or a `video_processor` stands for `processor_config` too.
 
     Raises:
         DataError: no such folder, none of the files, damaged JSON.
@@ -89,12 +100,16 @@ def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
 
 def _from_mapping(source: Config) -> dict[str, Config]:
     named = {str(name).removesuffix(".json"): content for name, content in source.items()}
+    nested = {name: source[name] for name in NESTED if isinstance(source.get(name), Mapping)}
     if not any(name in named for name in NAMES):
-        return {"config": source, "preprocessor_config": source}
+        whole = dict.fromkeys(("config", "preprocessor_config"), source)
+        return {**whole, "processor_config": source} if nested else whole
     files = {name: named[name] for name in NAMES if named.get(name) is not None}
     for name, content in files.items():
         if not isinstance(content, Mapping):
             raise DataError(f"{name} is of type {type(content).__name__} where an object is needed")
+    if nested:  # beside the files, as attributes of a processor
+        files["processor_config"] = {**nested, **files.get("processor_config", {})}
     return files
 
 

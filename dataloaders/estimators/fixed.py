@@ -133,11 +133,11 @@ def crops_by_default(files: ProcessorFiles) -> bool:
     """Whether the class of the image processor crops the centre: CLIP's does, SigLIP's does not."""
     if files.image.get("image_processor_type") is None:
         return files.image.get("crop_size") is not None or has_class_token(files)
-    return not any(kind in files.kinds for kind in _UNCROPPED)
+    return not any(kind in files.image_kinds for kind in _UNCROPPED)
 
 
 def _pads_to_square(files: ProcessorFiles) -> bool:
-    return "LlavaImageProcessor" in files.kinds and switch(files.image, "do_pad", False)
+    return "LlavaImageProcessor" in files.image_kinds and switch(files.image, "do_pad", False)
 
 
 def dropped_tokens(files: ProcessorFiles, default: str) -> int:

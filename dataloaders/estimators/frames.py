@@ -10,7 +10,6 @@ every frame. InternVL's positions are exact here; there they are float32 sums th
 may differ by one source frame, the counts never.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,9 @@ from numpy.typing import NDArray
 
 from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators.files import Config
+
+# A header that states another rate is damaged; times computed from one would overflow.
+_SLOWEST_PER_S, _FASTEST_PER_S = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +93,20 @@ class FrameSampling:
         return taken * num_frames // count
 
 
+def usable_duration(num_frames: int, duration_s: float) -> bool:
+    """Whether `num_frames` in this time is a rate that a clip can have."""
+    return duration_s > 0 and _SLOWEST_PER_S <= num_frames / duration_s <= _FASTEST_PER_S
+
+
 def source_rate(num_frames: int, fps: float, duration_s: float) -> float:
-    """Frames a second of a clip; `duration_s` serves where `fps` is unknown."""
-    if math.isfinite(fps) and fps > 0:
+    """Frames a second of a clip; `duration_s` serves where `fps` is unknown or absurd.
+
+    Raises:
+        MediaError: `corrupt` without a usable rate.
+    """
+    if _SLOWEST_PER_S <= fps <= _FASTEST_PER_S:
         return fps
-    if math.isfinite(duration_s) and duration_s > 0:
+    if usable_duration(num_frames, duration_s):
         return num_frames / duration_s
     raise MediaError(
         Reason.CORRUPT, f"fps={fps}, duration_s={duration_s}: no usable frame rate", remedy="Drop the item."

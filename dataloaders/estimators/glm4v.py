@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dataloaders.errors import DataError, Reason, UnfitError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.estimators.files import CountText, ProcessorFiles
+from dataloaders.estimators.frames import usable_duration
 from dataloaders.estimators.native import (
     CLIP_MEAN,
     CLIP_STD,
@@ -140,7 +141,7 @@ class Glm4vEstimator(PatchLayout):
         rate = frame_rate(num_frames, fps, duration_s)
         if not self.config.sample_frames:
             return np.arange(num_frames, dtype=np.int64)
-        known = 0 < duration_s < math.inf
+        known = usable_duration(num_frames, duration_s)
         wanted = self._wanted(num_frames, rate, duration_s if known else round((num_frames - 1) / rate) + 1)
         taken = list(dict.fromkeys(wanted))
         return np.array(taken + taken[-1:] * (len(taken) % 2), dtype=np.int64)
@@ -256,6 +257,6 @@ def _glm46v(files: ProcessorFiles) -> TokenEstimator:
 
 
 FACTORIES = {
-    **dict.fromkeys(("glm4v", "glm4v_moe", "Glm4vProcessor"), _glm4v),
-    **dict.fromkeys(("glm46v", "Glm46VProcessor"), _glm46v),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"), _glm4v),
+    **dict.fromkeys(("glm46v", "Glm46VProcessor", "Glm46VVideoProcessor", "Glm46VImageProcessor"), _glm46v),
 }

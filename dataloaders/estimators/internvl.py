@@ -185,8 +185,9 @@ class InternVLEstimator(ImagesOnly):
 
     def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
         """Counts of a video: one tile a frame."""
+        sampling = self._sampling()
         check_sides(width_px, height_px)
-        frames = self._sampling().count(num_frames, fps, duration_s)
+        frames = sampling.count(num_frames, fps, duration_s)
         return self._counts(frames, 1, frames, _DELIMITERS * frames + self._label_tokens(frames))
 
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
@@ -263,6 +264,7 @@ FACTORIES = {
     "internvl": _factory,
     "internvl_chat": _factory,
     "InternVLProcessor": _factory,
+    "InternVLVideoProcessor": _factory,
     "got_ocr2": _got_ocr2,
     "GotOcr2Processor": _got_ocr2,
 }

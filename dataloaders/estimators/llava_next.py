@@ -98,8 +98,9 @@ class LlavaNextEstimator(ImagesOnly):
 
     def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
         """Counts of a video: each frame one tile, pooled 2 x 2."""
+        config, sampling = self.config, self._sampling()
         check_sides(width_px, height_px)
-        config, frames = self.config, self._sampling().count(num_frames, fps, duration_s)
+        frames = sampling.count(num_frames, fps, duration_s)
         grid = (frames, config.frame_height_px // config.patch_px, config.frame_width_px // config.patch_px)
         each = grid[1] * grid[2] + config.class_tokens
         tokens = frames * (grid[1] * grid[2] // 4)

@@ -174,4 +174,9 @@ def _factory(files: ProcessorFiles) -> LlavaOnevisionEstimator:
     return LlavaOnevisionEstimator(LlavaOnevisionConfig.from_files(files))
 
 
-FACTORIES = dict.fromkeys(("LlavaOnevisionProcessor", "llava_onevision", "LlavaOnevisionImageProcessor"), _factory)
+FACTORIES = {
+    "llava_onevision": _factory,
+    "LlavaOnevisionProcessor": _factory,
+    "LlavaOnevisionImageProcessor": _factory,
+    "LlavaOnevisionVideoProcessor": _factory,
+}

@@ -19,6 +19,7 @@ from dataloaders.counts import ItemCounts, SegmentStats
 from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators.base import full_segments, temporal_grid, window_segments
 from dataloaders.estimators.files import Config, CountText
+from dataloaders.estimators.frames import source_rate
 from dataloaders.estimators.resize_rule import Budget, Size, resize_all
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -226,13 +227,7 @@ def frame_rate(num_frames: int, fps: float, duration_s: float) -> float:
     """Frames per second. Raises MediaError: `too_few_frames` for no frame, `corrupt` without a usable rate."""
     if num_frames < 1:
         raise MediaError(Reason.TOO_FEW_FRAMES, f"num_frames={num_frames}", remedy="Drop the item.")
-    if 0 < fps < float("inf"):
-        return fps
-    if 0 < duration_s < float("inf"):
-        return num_frames / duration_s
-    raise MediaError(
-        Reason.CORRUPT, f"fps={fps}, duration_s={duration_s}: no usable frame rate", remedy="Drop the item."
-    )
+    return source_rate(num_frames, fps, duration_s)
 
 
 def even_positions(num_frames: int, sampled: int) -> NDArray[np.int64]:

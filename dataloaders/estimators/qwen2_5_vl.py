@@ -40,10 +40,14 @@ class Qwen25VLEstimator(Qwen2VLEstimator):
     family: ClassVar[str] = "Qwen2.5-VL"
 
 
+# Folders with the processors of media alone: images count alike in every model that has these classes.
+_ONLY_MEDIA = ("Qwen2VLVideoProcessor", "Qwen2VLImageProcessor")
+
+
 def _factory(files: ProcessorFiles) -> TokenEstimator:
     """Either model: a folder's processor class may be that of the other one, which counts alike."""
     kind = files.model.get("model_type") or files.kinds[0]
-    older = kind in ("qwen2_vl", "Qwen2VLProcessor")
+    older = kind in ("qwen2_vl", *_ONLY_MEDIA, "Qwen2VLProcessor")
     inner = (
         Qwen2VLEstimator(Qwen2VLConfig.from_files(files))
         if older
@@ -57,4 +61,5 @@ FACTORIES = {
     "Qwen2VLProcessor": _factory,
     "qwen2_5_vl": _factory,
     "Qwen2_5_VLProcessor": _factory,
+    **dict.fromkeys(_ONLY_MEDIA, _factory),
 }

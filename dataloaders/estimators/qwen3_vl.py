@@ -188,6 +188,5 @@ def _factory(files: ProcessorFiles) -> TokenEstimator:
     return QwenVLUtilsEstimator(inner, resizes_videos=False) if files.preprocessing == "qwen_vl_utils" else inner
 
 
-FACTORIES = dict.fromkeys(
-    ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "Qwen3VLProcessor"), _factory
-)
+_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+FACTORIES = dict.fromkeys((*_MODELS, "Qwen3VLProcessor", "Qwen3VLVideoProcessor"), _factory)

@@ -1,4 +1,4 @@
-"""The guide to costs names all there is: every family, every reason code, every command. Its blocks run in test_readme."""
+"""The guide to costs names every family, reason code and command that there is. Its blocks run in test_readme.py."""
 
 import re
 from pathlib import Path
@@ -32,12 +32,8 @@ def test_the_table_of_families_has_exactly_the_registered_model_types(guide: str
 
 def test_the_table_of_refusals_has_exactly_the_reason_codes(guide: str) -> None:
     section = guide.partition("\n### Limits and refusals\n")[2].partition("\n#")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [
-        *("empty_file", "unknown_format", "truncated", "corrupt", "too_large", "too_small", "extreme_aspect"),
-        *("too_few_frames", "no_video_stream", "timeout", "unsupported_media"),
-        *("bad_record", "placeholder_mismatch", "missing_media"),
-    ]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {str(reason) for reason in Reason}
+    listed = section.partition("| reason |")[2]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE)) == sorted(Reason)
 
 
 def test_the_policies_and_the_commands_of_costs_are_named(guide: str) -> None:

@@ -257,11 +257,10 @@ def _idefics2(params: Options) -> Options:
 
 
 _NO_TEXTS = "the table leaves out the texts that the processor writes between frames"
-_FORGOTTEN_CAP = "most rows come from a helper of transformers 5.24 that forgets the cap; its own processing applies it"
 NOTES: Mapping[str, str] = MappingProxyType(
     {
-        "qwen2/2.5_vl@video capped": _FORGOTTEN_CAP,
-        "qwen3_vl@video hub cfg capped": _FORGOTTEN_CAP,
+        "qwen2/2.5_vl@video capped": "most rows come from a helper of transformers 5.24 that forgets the cap; the "
+        "processor itself applies it",
         "qwen3_vl+qwen_vl_utils0.0.14@video": _NO_TEXTS,
         "glm4v(4.1V/4.5V)@video": f"{_NO_TEXTS}, but for 21 rows, which are equal",
         "kimi_k25@video": f"{_NO_TEXTS}, but for 21 rows, which are equal",

@@ -10,6 +10,7 @@ it carry over between machines better than milliseconds do.
 import gc
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
@@ -115,8 +116,8 @@ def measure(
 
 def cpu_with_children_s() -> float:
     """CPU seconds of this process and of the children that have ended."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def sort_case(keys: np.typing.NDArray[np.int64]) -> Callable[[], object]:

@@ -1,6 +1,6 @@
 """Speed of header probing and indexing beside public packages: `python -m tools.benchmarks.media --output FOLDER`.
 
-    corpus (tar shards) --> images, clips: one medium by range reads      --> media.json, media.md
+    corpus (tar shards) --> images, mp4, mkv: one medium by range reads   --> media.json, media.md
                         --> index: a whole pass over the shards
                         --> agreement: token rules against the oracle of --data, one row a family
 
@@ -31,7 +31,7 @@ class MediaRow:
     """One method over one corpus.
 
     Attributes:
-        section: images, clips or index. method: what ran.
+        section: images, mp4, mkv or index. method: what ran.
         num_media, num_understood: media of the corpus, and how many the method returned something for.
         runs_us: CPU microseconds per medium of every run.
     """
@@ -49,13 +49,13 @@ class MediaRow:
 
 
 def media_rows(images: Sequence[Path], clips: Sequence[Path], *, repeats: int) -> list[MediaRow]:
-    """Rows of the sections images, clips and index."""
+    """Rows of the sections images, mp4, mkv and index."""
     rows: list[MediaRow] = []
-    for section, shards in (("images", images), ("clips", clips)):
-        with members(shards) as found:
+    num_images = 0
+    for section, shards, extension in (("images", images, ".jpg"), ("mp4", clips, ".mp4"), ("mkv", clips, ".mkv")):
+        with members(shards, (extension,)) as found:
             rows += _section(section, header_methods(found, section), len(found), repeats)
-    with members(images) as found:
-        num_images = len(found)
+            num_images = num_images or len(found)
     return rows + _section("index", index_methods(images), num_images, repeats)
 
 
@@ -81,18 +81,34 @@ def markdown(rows: Sequence[MediaRow], agreements: Sequence[Agreement]) -> str:
     for section in dict.fromkeys(row.section for row in rows):
         chosen = [row for row in rows if row.section == section]
         ours = next(row.median_us for row in chosen if row.method.startswith("ours"))
-        lines += [f"## {section}", "", "| method | media | CPU us each, median (min to max) | x ours |", "|---|---|---|---|"]
-        lines += [
-            f"| {row.method} | {row.num_understood} of {row.num_media} | {row.median_us:,.1f} "
-            f"({min(row.runs_us):,.1f} to {max(row.runs_us):,.1f}) | {row.median_us / ours:.1f} |"
-            for row in chosen
-        ]
-        lines.append("")
+        lines += _table(
+            section,
+            ["method", "media", "CPU us each, median (min to max)", "x ours"],
+            [
+                [
+                    row.method,
+                    f"{row.num_understood:,} of {row.num_media:,}",
+                    f"{row.median_us:,.1f} ({min(row.runs_us):,.1f} to {max(row.runs_us):,.1f})",
+                    f"{row.median_us / ours:.1f}",
+                ]
+                for row in chosen
+            ],
+        )
     if agreements:
-        lines += ["## agreement", "", "| oracle family | rows | equal | refused alike | differ |", "|---|---|---|---|---|"]
-        lines += [f"| {a.family} | {a.rows:,} | {a.equal:,} | {a.refused:,} | {a.differ:,} |" for a in agreements]
-        lines.append("")
+        lines += _table(
+            "agreement",
+            ["family of the oracle", "rows", "equal", "both refuse", "other texts", "differ", "why"],
+            [
+                [a.family, *(f"{n:,}" for n in (a.rows, a.equal, a.refused, a.texts, a.differ)), a.note]
+                for a in agreements
+            ],
+        )
     return "\n".join(lines)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,17 +16,18 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from dataloaders.estimators import estimator_from_config
 from dataloaders.probe import probe_image, probe_video
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 
-Method = Callable[[Sequence[Path]], int]
+Method: TypeAlias = Callable[[Sequence[Path]], int]
 PACKAGES = ("PIL", "imagesize", "av", "decord", "webdataset", "megatron.energon")
 _DISTRIBUTIONS = {"PIL": "pillow", "megatron.energon": "megatron-energon"}
 
@@ -59,15 +60,15 @@ class Member:
 
 
 @contextmanager
-def members(shards: Sequence[Path]) -> Iterator[list[Member]]:
-    """Every medium of the shards; the tar index is made before the clock runs, for all methods alike."""
+def members(shards: Sequence[Path], extensions: tuple[str, ...] = (".jpg", ".mp4", ".mkv")) -> Iterator[list[Member]]:
+    """Media of the shards; the member table is made before the clock runs, for all methods alike."""
     files: list[BinaryIO] = []
     found: list[Member] = []
     try:
         for shard in shards:
             files.append(open(shard, "rb"))  # noqa: SIM115  closed below, when the caller is done
             with tarfile.open(shard) as tar:
-                found += [Member(files[-1].fileno(), m.offset_data, m.size) for m in tar if not m.name.endswith(".txt")]
+                found += [Member(files[-1].fileno(), m.offset_data, m.size) for m in tar if m.name.endswith(extensions)]
         yield found
     finally:
         for file in files:
@@ -75,27 +76,16 @@ def members(shards: Sequence[Path]) -> Iterator[list[Member]]:
 
 
 def header_methods(found: Sequence[Member], kind: str) -> Mapping[str, Callable[[], int]]:
-    """name -> method over the members of one kind, `images` or `clips`."""
-    table: dict[str, tuple[str, Callable[[Member], object]]] = {
-        "images": {
-            "ours: probe_image": ("", probe_image),
-            "imagesize on 64 KiB": ("imagesize", _imagesize),
-            "PIL open on 64 KiB": ("PIL", _pil_open),
-            "PIL open and EXIF": ("PIL", _pil_exif),
-            "PIL decode": ("PIL", _pil_decode),
-        },
-        "clips": {
-            "ours: probe_video": ("", probe_video),
-            "PyAV open": ("av", _pyav_open),
-            "PyAV demux": ("av", _pyav_demux),
-            "decord open": ("decord", _decord_open),
-        },
-    }[kind]
+    """name -> method over the members of one kind: `images`, or one of clips."""
     return {
-        name: lambda call=call: sum(call(member) is not None for member in found)
-        for name, (package, call) in table.items()
+        name: partial(_count_understood, call, found)
+        for name, (package, call) in (_IMAGES if kind == "images" else _CLIPS).items()
         if not package or _is_installed(package)
     }
+
+
+def _count_understood(call: Callable[[Member], object], found: Sequence[Member]) -> int:
+    return sum(call(member) is not None for member in found)
 
 
 def _imagesize(member: Member) -> object:
@@ -140,7 +130,9 @@ def _decord_open(member: Member) -> object:
 
 
 def _ours_scan(shards: Sequence[Path]) -> int:
-    index = scan_source(TarSource([str(shard) for shard in shards]), estimator_from_config({"model_type": "qwen2_5_vl"}))
+    index = scan_source(
+        TarSource([str(shard) for shard in shards]), estimator_from_config({"model_type": "qwen2_5_vl"})
+    )
     return int((index.samples["llm_tokens"] > 0).sum())
 
 
@@ -186,14 +178,32 @@ def _same_device(shard: Path, folder: str) -> bool:
     return shard.stat().st_dev == os.stat(folder).st_dev
 
 
+_Header: TypeAlias = tuple[str, Callable[[Member], object]]  # the package it needs, and what it does
+_IMAGES: Mapping[str, _Header] = MappingProxyType(
+    {
+        "ours: probe_image": ("", probe_image),
+        "imagesize on 64 KiB": ("imagesize", _imagesize),
+        "PIL open on 64 KiB": ("PIL", _pil_open),
+        "PIL open and EXIF": ("PIL", _pil_exif),
+        "PIL decode": ("PIL", _pil_decode),
+    }
+)
+_CLIPS: Mapping[str, _Header] = MappingProxyType(
+    {
+        "ours: probe_video": ("", probe_video),
+        "PyAV open": ("av", _pyav_open),
+        "PyAV demux": ("av", _pyav_demux),
+        "decord open": ("decord", _decord_open),
+    }
+)
 _INDEX: Mapping[str, tuple[str, Method]] = MappingProxyType(
     {
         "ours: scan (sizes, tokens, labels)": ("", _ours_scan),
         "tarfile, member table only": ("", _tarfile_index),
         "webdataset, undecoded": ("webdataset", _wds_stream),
         'webdataset, decode("pil")': ("webdataset", _wds_decode),
-        "energon prepare": ("megatron.energon", lambda shards: _energon(shards, with_media=False)),
-        "energon prepare with media sizes": ("megatron.energon", lambda shards: _energon(shards, with_media=True)),
+        "energon prepare": ("megatron.energon", partial(_energon, with_media=False)),
+        "energon prepare with media sizes": ("megatron.energon", partial(_energon, with_media=True)),
     }
 )
 
@@ -201,7 +211,5 @@ _INDEX: Mapping[str, tuple[str, Method]] = MappingProxyType(
 def index_methods(shards: Sequence[Path]) -> Mapping[str, Callable[[], int]]:
     """name -> a whole pass over the shards."""
     return {
-        name: lambda run=run: run(shards)
-        for name, (package, run) in _INDEX.items()
-        if not package or _is_installed(package)
+        name: partial(run, shards) for name, (package, run) in _INDEX.items() if not package or _is_installed(package)
     }
