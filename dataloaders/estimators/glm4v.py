@@ -202,7 +202,7 @@ class Glm46VEstimator(Glm4vEstimator):
             )
         if num_frames < asked:
             return _whole_linspace(0, num_frames - 1, asked)
-        taken = _first_after(num_frames, 1 / rate, 1 / (step * per_second), int(duration_s))
+        taken = _first_after(num_frames, 1 / rate, 1 / (step * per_second), int(duration_s), asked + 1)
         if len(taken) < asked:
             return _whole_linspace(taken[0], taken[-1], asked)
         return taken if len(taken) == asked else _whole_linspace(0, num_frames - 1, asked)
@@ -218,9 +218,10 @@ def _asked(duration_s: float, temporal_patch: int) -> tuple[int, float]:
     return min(int(effective * per_second * temporal_patch), _MOST_FRAMES_46), per_second
 
 
-def _first_after(num_frames: int, frame_s: float, step_s: float, until_s: int) -> list[int]:
+def _first_after(num_frames: int, frame_s: float, step_s: float, until_s: int, most: int) -> list[int]:
     """The first frame at or after each multiple of `step_s`, at most one multiple a frame, until `until_s` is reached.
 
+    No more than `most`: a clip with more is sampled evenly, whatever they are.
     Sums and products of floats as the processor forms them, so that frames on a boundary fall on the same side.
     """
     taken: list[int] = []
@@ -233,7 +234,7 @@ def _first_after(num_frames: int, frame_s: float, step_s: float, until_s: int) -
             return taken
         taken.append(frame)
         frame, due = frame + 1, due + step_s
-        if due >= until_s:
+        if due >= until_s or len(taken) == most:
             return taken
 
 

@@ -45,6 +45,7 @@ from dataloaders.estimators.options import (
 
 _RULE = "internvl/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
 _DELIMITERS = 2
+_KEPT_LABELS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +162,7 @@ class InternVLEstimator(ImagesOnly):
             for columns, rows in grids(config.min_tiles, config.max_tiles, remote_code=config.remote_code)
         )
         self._count_text = count_text
+        self._label_sums = [0]
 
     def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
         """Counts of an image."""
@@ -240,11 +242,15 @@ class InternVLEstimator(ImagesOnly):
         return self.config.sampling
 
     def _label_tokens(self, frames: int) -> int:
-        # A label is between two special tokens, so each is counted by itself, with the line end before it.
-        count_text = self._count_text
+        # A label is between two special tokens, so each is counted by itself, with the line end before it. Sums over
+        # the first labels are kept: clips without sampling have thousands of frames.
+        count_text, sums = self._count_text, self._label_sums
         if count_text is None:
             raise self._no_videos()
-        return count_text("Frame1: ") + sum(count_text(f"\nFrame{number}: ") for number in range(2, frames + 1))
+        for number in range(len(sums), min(frames, _KEPT_LABELS) + 1):
+            sums.append(sums[-1] + count_text(f"\nFrame{number}: " if number > 1 else "Frame1: "))
+        beyond = range(_KEPT_LABELS + 1, frames + 1)
+        return sums[min(frames, _KEPT_LABELS)] + sum(count_text(f"\nFrame{number}: ") for number in beyond)
 
 
 def _factory(files: ProcessorFiles) -> InternVLEstimator:
