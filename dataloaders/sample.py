@@ -143,7 +143,7 @@ def _not_loadable(estimator: TokenEstimator, why: str) -> DataError:
     return DataError(
         f"samples of this model can be costed but not loaded: {why} ({estimator.rule})",
         place=type(estimator).__name__,
-        remedy="Train with a model of the Qwen2.5-VL family; index, plan and analyse with any.",
+        remedy="Train with a model whose media are runs of visual tokens, such as Qwen2.5-VL; index with any.",
     )
 
 

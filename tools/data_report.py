@@ -30,6 +30,7 @@ from dataloaders.shard_scan import shard_notes
 from dataloaders.tar_headers import printable as printable_name
 from dataloaders.tar_source import TarSource
 from tools.cost_histogram import Bin, histogram, histogram_table
+from tools.errors import UsageError
 from tools.model_folder import TextRule, TrainOn, load_estimator, load_rules
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -170,6 +171,9 @@ def report_on(
         index = CostIndex.open(Path(urls[0]).expanduser())
         _check_index(index, processor, train_on, preprocessing)
         return summarise(index, shard_notes(index.shards))
+    indices = [url for url in urls if is_index(url)]
+    if indices:
+        raise UsageError(f"{indices[0]} is an index; name one index alone, or shards.")
     rules = load_rules(processor, text=text, train_on=train_on or "assistant", preprocessing=preprocessing)
     source = TarSource(urls)
     index = scan_source(

@@ -25,7 +25,7 @@ from dataloaders.template_files import find_template
 TextRule: TypeAlias = Literal["auto", "template", "bytes", "rough"]
 TrainOn: TypeAlias = Literal["assistant", "last", "all"]
 
-PUBLISHED: Mapping[str, Any] = {"model_type": "qwen2_5_vl"}
+PUBLISHED: Mapping[str, Any] = {"model_type": "qwen2_5_vl", "min_pixels": 4 * 28**2, "max_pixels": 16_384 * 28**2}
 EXPORTED_FILE = "processor.json"  # what `balancer-train export` calls the rule
 _MAX_BYTES = 16 * 1024**2
 

@@ -17,6 +17,8 @@ from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 from tools.cli import main
 from tools.data_report import DataReport, _distribution, print_report, report_on
+from tools.errors import UsageError
+from tools.model_folder import load_estimator
 
 
 def _printed(report: DataReport) -> str:
@@ -162,6 +164,15 @@ def folder(small_shard: Path, damaged_shard: Path, tmp_path: Path) -> Path:
     urls = [str(small_shard), str(damaged_shard)]
     build_shards(urls, estimator_from_config({"model_type": "qwen2_5_vl"}), tmp_path / "index")
     return tmp_path / "index"
+
+
+def test_an_index_is_not_reported_beside_anything_else(folder: Path, small_shard: Path) -> None:
+    with pytest.raises(UsageError, match="is an index; name one index alone"):
+        report_on([str(small_shard), str(folder)])
+
+
+def test_without_a_model_the_published_settings_count() -> None:
+    assert load_estimator(None).image(1920, 1080).llm_tokens == 2691
 
 
 def test_the_report_on_an_index_is_the_one_on_its_shards(folder: Path, small_shard: Path, damaged_shard: Path) -> None:

@@ -164,7 +164,7 @@ def bad_samples(chat: Callable[..., bytes], image: Callable[..., bytes]) -> dict
         "deep": ([("bad.json", deep)], r"nested deeper than"),
         "no turns": ([("bad.json", b'{"messages": []}')], r"`messages` is an empty list"),
         "strip": ([("bad.json", ask), ("bad.png", image(8000, 20))], r"8000x20 px: one side is more than 200 times"),
-        "bomb": ([("bad.json", ask), ("bad.png", png_header(20_000, 20_000))], r"20000x20000 px, above .*max_pixels=.*not decoded"),
+        "bomb": ([("bad.json", ask), ("bad.png", png_header(20_000, 20_000))], r"20000x20000 px.*not decoded"),
         "no picture": ([("bad.json", ask), ("bad.png", b"\x89PNG\r\n\x1a\njunk")], r"Remove"),
         "empty picture": ([("bad.json", ask), ("bad.png", b"")], r"0 bytes"),
     }
