@@ -42,7 +42,7 @@ def decode_video(
     pixels, limits = pixels or PixelConfig(), limits or ProbeLimits()
     with (
         open_source(data, limits=limits, place=place) as (file, size),
-        open_video(file, size, place=place) as (container, stream),
+        open_video(file, size, place=place, limits=limits) as (container, stream),
     ):
         coded_size(stream, limits=limits, place=place)
         frames, report = _take(container, stream, item, pixels=pixels, limits=limits, place=place)

@@ -12,6 +12,7 @@ The files are described in `dataloaders.index_format`.
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from bisect import bisect_left
@@ -48,8 +49,8 @@ __all__ = [
     "Confidence",
     "CostIndex",
     "IndexKey",
-    "check_overwritable",
     "foreign",
+    "overwritable",
     "write_index",
 ]
 
@@ -211,7 +212,7 @@ class CostIndex:
         folder = Path(folder)
         meta = form.read_meta(folder)
         try:
-            key = IndexKey(**meta["key"])
+            key = form.typed(IndexKey, meta["key"])
             sizes = {name: (folder / name).stat().st_size for name in form.TABLES}
             if expect is not None and key != expect:
                 raise foreign(folder, key.differences(expect))
@@ -222,21 +223,29 @@ class CostIndex:
                     remedy=form.AGAIN,
                 )
             tables = {name: form.map_table(folder / name, form.SCHEMAS.get(name)) for name in form.TABLES}
-            return cls(
+            reasons, rules = meta["reasons"], meta["rules"]
+            if not all(isinstance(text, str) for text in (*reasons, *rules, *rules.values())):
+                raise TypeError("reasons and rules are texts")
+            if meta["samples"]["rows"] != tables[form.NAMES].num_rows:
+                raise ValueError(f"{meta['samples']['rows']} samples, but {tables[form.NAMES].num_rows} names")
+            index = cls(
                 key=key,
                 samples=_stored(tables[form.SAMPLES], meta["samples"], SAMPLE_COLUMNS, folder),
                 items=_stored(tables[form.ITEMS], meta["items"], ITEM_COLUMNS, folder, tables[form.VIDEOS]),
                 names=tables[form.NAMES],
                 bad=tables[form.BAD],
-                reasons=meta["reasons"],
-                rules=meta["rules"],
+                reasons=reasons,
+                rules=rules,
                 shards=tables[form.SHARDS],
-                part=None if meta["part"] is None else PartOf(**meta["part"]),
+                part=None if meta["part"] is None else form.typed(PartOf, meta["part"]),
                 videos=tables[form.VIDEOS],
                 fingerprint=str(meta["fingerprint"]),
                 folder=folder.absolute(),
             )
-        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            if not tables[form.ITEMS].num_columns:
+                _ = index.item_offsets  # no column says how many items there are, so the samples must
+            return index
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             if isinstance(error, IndexFormatError):
                 raise
             raise IndexFormatError(f"damaged: {error!r}", place=str(folder), remedy=form.AGAIN) from error
@@ -278,16 +287,19 @@ class CostIndex:
         return digest.hexdigest()
 
 
-def write_index(folder: str | Path, index: CostIndex) -> CostIndex:
+def write_index(folder: str | Path, index: CostIndex, *, scratch: Path | None = None) -> CostIndex:
     """Write `index` to `folder` and return it mapped from there. The folder appears whole or not at all.
+
+    Args:
+        scratch: folder of the same file system to write in before the move; None: beside `folder`. A process that is
+            killed leaves its files there.
 
     Raises:
         IndexFormatError: the folder exists and is not an index: it is not overwritten.
     """
-    folder = Path(folder)
-    check_overwritable(folder)
+    folder = overwritable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".tmp", dir=folder.parent))
+    part = Path(tempfile.mkdtemp(prefix=".new-", suffix=".tmp", dir=scratch or folder.parent))
     try:
         (part / "new").mkdir()
         _write_files(part / "new", index)
@@ -299,12 +311,39 @@ def write_index(folder: str | Path, index: CostIndex) -> CostIndex:
     return CostIndex.open(folder, expect=index.key)
 
 
-def check_overwritable(folder: Path) -> None:
-    """Raise IndexFormatError when `folder` holds something that is not an index."""
-    if folder.exists() and not (folder.is_dir() and ((folder / form.META).is_file() or not any(folder.iterdir()))):
+def overwritable(folder: str | Path) -> Path:
+    """The folder itself, links followed, in which an index may be written: absent, empty, or an index and no more.
+
+    Raises:
+        IndexFormatError: it holds something else, or cannot be moved.
+    """
+    name = os.fspath(folder)
+    if name.encode("utf-8", "replace").decode() != name or "\0" in name:
+        raise IndexFormatError("the path is not UTF-8 text", place=name, remedy="Choose another folder.")
+    real = Path(os.path.realpath(name))
+    if not real.exists():
+        return real
+    if os.path.ismount(real):  # the index is moved into its place, and a mounted folder stays where it is
+        raise IndexFormatError("a file system is mounted here", place=name, remedy="Name a folder inside it.")
+    strangers = _strangers(real)
+    if strangers:
         raise IndexFormatError(
-            "the folder holds something else and is not overwritten", place=str(folder), remedy="Choose another folder."
+            f"the folder holds something else and is not overwritten ({', '.join(strangers[:5])})",
+            place=name,
+            remedy="Choose another folder, or move these files elsewhere.",
         )
+    return real
+
+
+def _strangers(folder: Path) -> list[str]:
+    """What is there besides an index; other programs have a meta.json too."""
+    if not folder.is_dir():
+        return [folder.name]
+    names = sorted(os.listdir(folder))
+    if form.META not in names:
+        return names
+    others = [name for name in names if name not in (form.META, *form.TABLES)]
+    return others or ([] if len(names) > 1 else names)
 
 
 def foreign(folder: Path | str, differences: Sequence[str], remedy: str = "Build the index again.") -> IndexFormatError:

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
-from dataloaders.index import CostIndex, check_overwritable, foreign, write_index
+from dataloaders.index import CostIndex, foreign, overwritable, write_index
 from dataloaders.index_format import PartOf
 from dataloaders.index_merge import concatenate, shard_pieces
 from dataloaders.index_workers import Report, ShardEvent, num_cpus, scan_here, scan_in_workers
 from dataloaders.scan_rows import ScanOptions, raise_unfit
 from dataloaders.shard_scan import ScanContext, ShardJob, finished_unit, shard_job
-from dataloaders.tar_source import TarSource, check_shards, list_urls, source_fingerprint
+from dataloaders.tar_source import TarSource, check_shards, list_urls, repeated, source_fingerprint
 
 MAX_LISTED = 20
 SMALL_BYTES = 256 * 1024**2  # below it, starting processes takes longer than scanning
@@ -140,15 +140,13 @@ def build_shards(
         SourceError, OSError: shards cannot be read (all are tried, finished ones are kept), or a worker was lost.
         DataError: unfit media under the policy `error`, listing them.
     """
-    folder, options = Path(folder), options or ScanOptions()
+    folder, options = overwritable(folder), options or ScanOptions()
     names = list_urls(urls)
     own = names if part is None else names[part.number :: part.count]
     check_shards(own)
     part_of = None if part is None else part.of(names)
-    check_overwritable(folder)
     paths = [os.path.abspath(path) for path in own]
-    if len(set(paths)) < len(paths):
-        twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice := repeated(paths):
         raise SourceError(
             f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="index", remedy="List every shard once."
         )
@@ -163,7 +161,7 @@ def build_shards(
             source = source_fingerprint(piece.shards[0].fingerprint for piece in pieces)
             whole = concatenate(pieces, options.key(source, estimator), part=part_of)
             raise_unfit(whole)
-            old = write_index(folder, whole)
+            old = write_index(folder, whole, scratch=building)
         _remove_units(building)
     return old
 
@@ -261,11 +259,22 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[Path]:
                 shutil.rmtree(building, ignore_errors=True)
 
 
+def _is_same(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def _lock_file(path: Path, folder: Path, *, wait: bool) -> Iterator[None]:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as handle:
+        try:
+            handle = path.open("a")
+        except FileNotFoundError:  # a build that ended just now has removed the folder
+            continue
+        with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -273,6 +282,6 @@ def _lock_file(path: Path, folder: Path, *, wait: bool) -> Iterator[None]:
                     "another process is building this index", place=str(folder), remedy="Wait for it, or end it."
                 ) from None
             # A build that ended just now has removed the file under our hands: then the lock means nothing.
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(handle.fileno())):
+            if _is_same(path, handle.fileno()):
                 yield
                 return

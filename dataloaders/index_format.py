@@ -13,10 +13,10 @@ does not fit raises when it is written and never wraps.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +93,9 @@ META, SAMPLES, ITEMS, VIDEOS, NAMES, BAD, SHARDS = (
 )
 TABLES = (SAMPLES, ITEMS, VIDEOS, NAMES, BAD, SHARDS)
 AGAIN = "Delete the folder; it is built again."
+READ_BYTES = 256 * 1024  # what is smaller is read: a process has 65,530 maps, and a build opens thousands of shards
+MAX_META_BYTES = 64 * 1024**2
+_Record = TypeVar("_Record")
 
 BAD_SCHEMA = pa.schema(
     [
@@ -208,6 +211,10 @@ class PartOf:
     num_shards: int
     shards: str
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.count or self.num_shards < 0:
+            raise ValueError(f"part {self.number}/{self.count} of {self.num_shards} shards")
+
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
@@ -309,9 +316,11 @@ def write_table(path: Path, table: pa.Table, *, one_batch: bool = True) -> None:
 
 
 def map_table(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """The table in a file, mapped; its layout is checked, its rows are not read."""
-    with pa.memory_map(str(path), "r") as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
+    """The table in a file, mapped (small files are read); its layout is checked, its rows are not read."""
+    small = path.stat().st_size <= READ_BYTES
+    # Both ways a buffer is a part of what there is, so nothing of a size that a damaged file claims is allocated.
+    with pa.BufferReader(path.read_bytes()) if small else pa.memory_map(str(path), "r") as source:
+        table = pa.ipc.open_file(source).read_all()
     table.validate()
     if schema is not None and not table.schema.equals(schema):
         raise ValueError(f"{path.name} has the columns {table.schema.names}")
@@ -324,7 +333,18 @@ def checked(table: pa.Table, folder: Path | None) -> pa.Table:
         table.validate(full=True)
     except pa.ArrowException as error:
         raise IndexFormatError(f"damaged: {error!r}", place=str(folder), remedy=AGAIN) from error
+    if any(column.null_count for column in table.columns):
+        raise IndexFormatError("damaged: values are missing", place=str(folder), remedy=AGAIN)
     return table
+
+
+def typed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """A dataclass instance of JSON values. Raises TypeError where a field is missing, unknown, or of another type."""
+    made = kind(**values)
+    for field in fields(cast(Any, kind)):
+        if type(getattr(made, field.name)) is not field.type:
+            raise TypeError(f"{kind.__name__}.{field.name} is {getattr(made, field.name)!r}")
+    return made
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -334,6 +354,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
         IndexFormatError: not an index, or one of another format version.
     """
     try:
+        size = (folder / META).stat().st_size
+        if size > MAX_META_BYTES:
+            raise ValueError(f"{META} has {size} bytes, above {MAX_META_BYTES}")
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
         version = meta["format_version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -10,6 +10,7 @@ named changes a byte of a column.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from dataloaders.index import (
 )
 from dataloaders.index_format import Column, Columns, PartOf
 from dataloaders.tar_source import source_fingerprint
+
+MAX_LISTED = 20
 
 
 def concatenate(pieces: Sequence[CostIndex], key: IndexKey, *, part: PartOf | None = None) -> CostIndex:
@@ -76,8 +79,19 @@ def merge_parts(folders: Sequence[str | Path], output: str | Path) -> CostIndex:
 
 
 def shard_pieces(index: CostIndex) -> list[CostIndex]:
-    """The shards of an index, each as an index of its own in memory."""
-    stops = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
+    """The shards of an index, each as an index of its own in memory.
+
+    Raises:
+        IndexFormatError: the shards do not add up to the index.
+    """
+    counts = [shard.num_samples for shard in index.shards]
+    if sum(counts) != len(index) or min(counts, default=0) < 0:
+        raise IndexFormatError(
+            f"damaged: shards of {sum(counts)} samples in an index of {len(index)}",
+            place=str(index.folder or "index"),
+            remedy=form.AGAIN,
+        )
+    stops = np.cumsum(counts).tolist()
     return [
         index.rows(stop - shard.num_samples, stop, shards=[shard])
         for shard, stop in zip(index.shards, stops, strict=True)
@@ -117,12 +131,25 @@ def _in_order(parts: Sequence[CostIndex]) -> list[CostIndex]:
         for number, found in sorted(by_number.items())
         if len(found) > 1
     ]
-    missing = [f"part {number}/{count} is missing" for number in range(count) if number not in by_number]
+    num_missing = count - len(by_number)
+    gaps = islice((number for number in range(count) if number not in by_number), MAX_LISTED)
+    missing = [f"part {number}/{count} is missing" for number in gaps]
+    if num_missing > len(missing):
+        missing.append(f"and {num_missing - len(missing)} more")
     if twice or missing:
         raise IndexFormatError(
             "; ".join([*missing, *twice]), place="merge", remedy="Name the folder of every part once."
         )
-    return [by_number[number][0] for number in range(count)]
+    parts = [by_number[number][0] for number in range(count)]
+    for number, index in enumerate(parts):
+        expected = len(range(number, _part(index).num_shards, count))
+        if len(index.shards) != expected:
+            raise IndexFormatError(
+                f"damaged: {len(index.shards)} shards in a part of {expected}",
+                place=str(index.folder),
+                remedy=form.AGAIN,
+            )
+    return parts
 
 
 def _part(index: CostIndex) -> PartOf:

@@ -17,7 +17,7 @@ from pathlib import Path
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.index import CostIndex, write_index
-from dataloaders.index_format import ShardRows
+from dataloaders.index_format import AGAIN, ShardRows
 from dataloaders.scan_rows import ScanOptions, scan_rows
 from dataloaders.tar_groups import TarReport
 from dataloaders.tar_source import TarSource
@@ -116,11 +116,20 @@ def scan_shard(job: ShardJob, context: ScanContext, progress: Callable[[int, int
 
 
 def shard_notes(shards: Iterable[ShardRows]) -> list[str]:
-    """What the header passes found besides good samples, over all shards, as short sentences."""
+    """What the header passes found besides good samples, over all shards, as short sentences.
+
+    Raises:
+        IndexFormatError: a damaged report.
+    """
     whole = TarReport()
     for shard in shards:
         if shard.report:
-            _add(whole, json.loads(shard.report))
+            try:
+                _add(whole, json.loads(shard.report))
+            except (AttributeError, RecursionError, TypeError, ValueError) as error:
+                raise IndexFormatError(
+                    f"damaged: the report on {shard.path}: {error!r}", place="index", remedy=AGAIN
+                ) from error
         else:
             whole.num_samples += shard.num_samples
     return whole.lines()

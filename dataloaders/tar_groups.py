@@ -112,7 +112,7 @@ def group_members(
     """
     report.num_shards += 1
     seen: set[str] = set()
-    current, fields = "", dict[str, TarMember]()
+    current, fields, lowered = "", dict[str, TarMember](), set[str]()
     for member in members:
         named = _named(member, report)
         if named is None or isinstance(member, IgnoredMember):
@@ -124,14 +124,15 @@ def group_members(
             if key in seen:
                 raise _not_adjacent(key, suffix, place)
             seen.add(key)
-            current, fields = key, {}
-        if suffix.lower() in (known.lower() for known in fields):
+            current, fields, lowered = key, {}, set()
+        if suffix.lower() in lowered:
             raise SourceError(
                 f"key {printable(key)} has two members .{printable(suffix)}",
                 place=place,
                 remedy="Build the shard again with one member per field.",
             )
         fields[suffix] = member
+        lowered.add(suffix.lower())
     if fields:
         yield _sample(current, fields, report)
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -72,6 +72,7 @@ class TarSource:
         self._offset, self._size, self._kind = array("q"), array("q"), array("b")
         self._suffix: list[str] = []
         self._files: OrderedDict[int, _File] = OrderedDict()
+        self._last_media: tuple[int, list[int]] = (-1, [])
         for number, path in enumerate(self._shards):
             self._read_headers(number, path)
         self.fingerprint = source_fingerprint(state.fingerprint for state in self._states)
@@ -187,15 +188,27 @@ class TarSource:
         return self._shards[self._sample_shard[i]]
 
     def _media_row(self, i: int, j: int) -> int:
-        """Table row of a medium. Rows keep the members' order; with both kinds, placeholders may interleave."""
+        """Table row of a medium."""
         self._check_id(i)
-        rows = [row for row in self._rows(i) if self._kind[row] != _TEXT]
+        sample, rows = self._last_media
+        if sample != i:  # a scan asks for the media of a sample one after another, and there may be thousands
+            rows = self._media_rows(i)
+            self._last_media = (i, rows)
         if not 0 <= j < len(rows):
             raise IndexError(f"medium {j} is not one of the {len(rows)} media of {self.place(i)}")
-        if len({self._kind[row] for row in rows}) == 1:
-            return rows[j]
-        member = self.record(i).media[j].member
-        return next(row for row in rows if self._member(i, row) == member)
+        return rows[j]
+
+    def _media_rows(self, i: int) -> list[int]:
+        """Table rows in placeholder order. Rows keep the members' order; with both kinds, placeholders may interleave.
+
+        Raises RecordError as `record` does, where there are both kinds.
+        """
+        rows = [row for row in self._rows(i) if self._kind[row] != _TEXT]
+        kinds = {self._kind[row] for row in rows}
+        if len(kinds) < 2:
+            return rows
+        queues = {kind: iter([row for row in rows if self._kind[row] == kind]) for kind in kinds}
+        return [next(queues[int(ref.kind)]) for ref in self.record(i).media]
 
     def _text(self, i: int, row: int | None) -> bytes | None:
         if row is None:
@@ -298,12 +311,24 @@ def list_urls(urls: str | Sequence[str]) -> list[str]:
     shards = [shard for url in ([urls] if isinstance(urls, str) else urls) for shard in _expand(os.fspath(url))]
     if not shards:
         raise SourceError(f"no shard matches {urls!r}", place="TarSource", remedy="Check the path and its wildcards.")
-    twice = sorted({shard for shard in shards if shards.count(shard) > 1}) if len(set(shards)) < len(shards) else []
+    twice = repeated(shards)
     if twice:
         raise SourceError(
             f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="TarSource", remedy="List every shard once."
         )
+    unspeakable = [shard for shard in shards if shard.encode("utf-8", "replace").decode() != shard or "\0" in shard]
+    if unspeakable:  # an index and its reports are UTF-8, and name every shard
+        raise SourceError(
+            f"paths of shards that are not UTF-8 text: {', '.join(map(ascii, unspeakable[:MAX_LISTED]))}",
+            place="TarSource",
+            remedy="Rename them, or name them by links.",
+        )
     return shards
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Those that occur more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def check_shards(shards: Sequence[str]) -> None:

@@ -150,7 +150,7 @@ def _processor_files(
 ) -> ProcessorFiles:
     processor = found.get("processor_config", {})
     # As in transformers: what is nested wins over the files of its own, which an older version saved.
-    nested = {name: processor[name] for name in NESTED if processor.get(name) is not None}
+    nested = {name: processor[name] for name in NESTED if processor.get(name)}  # an empty one says nothing
     for name, content in nested.items():
         if not isinstance(content, Mapping):
             raise DataError(f"{name}={content!r}: needs an object", place=place)

@@ -3,10 +3,11 @@
     crop (w, h) -> longer side 980 px, the shorter at least 336 px, padded to 980 x 980 px -> 256 tokens
     tokens = crops * 256 (128 with a side of 490 px)
 
-Source: `AriaProcessor`, `AriaImageProcessor` of transformers 5.24. Patches are those that are not padding, and attend
-to each other; the tower computes the others too and masks them. Two faults there: images beside one that has more
-crops are counted with as many as it (here each by itself), and `split_image` in `preprocessor_config.json` is overruled
-by the processor's own default, false, so a user turns it on in the call; here the file says it, there is no call.
+Source: `AriaProcessor`, `AriaImageProcessor` of transformers 5.24. `patches` are those that are not padding, and
+attend to each other; the tower computes the others too and masks them (`padded_patches`). Two faults there: images
+beside one that has more crops are counted with as many as it (here each by itself), and `split_image` in
+`preprocessor_config.json` is overruled by the processor's own default, false, so a user turns it on in the call; here
+the file says it, there is no call.
 """
 
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class AriaEstimator(ImagesOnly):
             llm_tokens=crops * config.tokens_per_crop,
             visual_tokens=crops * config.tokens_per_crop,
             patches=sum(lengths),
+            padded_patches=crops * (config.side_px // config.patch_px) ** 2,
             tiles=crops,
             height_px=config.side_px,
             width_px=config.side_px,
@@ -104,7 +106,8 @@ class AriaEstimator(ImagesOnly):
         sizes = ", ".join(f"{width}x{height}" for width, height in dict.fromkeys(crops))
         return (
             f"{width_px}x{height_px} px -> {counts.tiles} crops ({sizes} px)",
-            f"each to a longer side of {self.config.side_px} px = {counts.patches} patches",
+            f"each to a longer side of {self.config.side_px} px = {counts.patches} patches "
+            f"(padded to squares: {counts.padded_patches})",
             f"{counts.tiles} x {self.config.tokens_per_crop} = {counts.llm_tokens} LLM tokens",
         )
 

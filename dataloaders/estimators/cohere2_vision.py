@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dataloaders.counts import ItemCounts
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import ProcessorFiles
-from dataloaders.estimators.internvl import grids
+from dataloaders.estimators.nearest_ratio import grids
 from dataloaders.estimators.options import (
     ImagesOnly,
     check_sides,

@@ -172,4 +172,5 @@ def _factory(files: ProcessorFiles) -> TokenEstimator:
     return Ernie45VLEstimator(Ernie45VLConfig.from_files(files))
 
 
-FACTORIES = dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl", "Ernie4_5_VLMoeProcessor"), _factory)
+_KINDS = ("ernie4_5_vl_moe", "ernie4_5_vl", "Ernie4_5_VLMoeProcessor", "Ernie4_5_VLMoeImageProcessor")
+FACTORIES = dict.fromkeys(_KINDS, _factory)

@@ -166,7 +166,7 @@ def _gemma3n(files: ProcessorFiles) -> FixedEstimator:
         height_px=height,
         width_px=width,
         patch_px=16,  # a convolutional tower: positions at its stride of 16, where its attention begins
-        visual_tokens=option(files, "image_seq_length", 256),
+        visual_tokens=option(files, "image_seq_length", files.model.get("vision_soft_tokens_per_image") or 256),
         text_tokens=2 + 2 * files.count_text(PARAGRAPH),
     )
     return FixedEstimator(config, files.text_rule)
@@ -209,6 +209,8 @@ FACTORIES = {
     "Gemma3nProcessor": _gemma3n,
     "deepseek_vl": _deepseek_vl,
     "DeepseekVLProcessor": _deepseek_vl,
+    "DeepseekVLImageProcessor": _deepseek_vl,
     "chameleon": _chameleon,
     "ChameleonProcessor": _chameleon,
+    "ChameleonImageProcessor": _chameleon,
 }

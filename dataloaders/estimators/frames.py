@@ -81,8 +81,14 @@ class FrameSampling:
             Reason.TOO_FEW_FRAMES,
             f"{num_frames} frames where the processor takes {wanted}",
             remedy="Drop the item, or repeat its last frame.",
-            nearest_frames=wanted if helps else None,
+            nearest_frames=wanted if helps and self._takes(wanted, fps, duration_s) else None,
         )
+
+    def _takes(self, num_frames: int, fps: float, duration_s: float) -> bool:
+        if self.num_frames is not None or self.fps is None:
+            return True
+        known = usable_rate(num_frames, fps, duration_s)
+        return known and int(num_frames / source_rate(num_frames, fps, duration_s) * self.fps) <= num_frames
 
     def indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
         """Source frames that are taken, ascending: int64 [n]. Raises as `count` does."""
@@ -96,6 +102,11 @@ class FrameSampling:
 def usable_duration(num_frames: int, duration_s: float) -> bool:
     """Whether `num_frames` in this time is a rate that a clip can have."""
     return duration_s > 0 and _SLOWEST_PER_S <= num_frames / duration_s <= _FASTEST_PER_S
+
+
+def usable_rate(num_frames: int, fps: float, duration_s: float) -> bool:
+    """Whether `source_rate` would have an answer."""
+    return _SLOWEST_PER_S <= fps <= _FASTEST_PER_S or usable_duration(num_frames, duration_s)
 
 
 def source_rate(num_frames: int, fps: float, duration_s: float) -> float:

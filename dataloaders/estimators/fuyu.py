@@ -11,11 +11,11 @@ The start of the text that the processor writes behind the image is counted with
 from dataclasses import dataclass
 
 from dataloaders.counts import ItemCounts, SegmentStats
-from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.errors import DataError
 from dataloaders.estimators.files import ProcessorFiles
+from dataloaders.estimators.nearest_size import unfit_size
 from dataloaders.estimators.options import (
     ImagesOnly,
-    check_sides,
     fingerprint,
     require_positive,
     require_resize,
@@ -91,16 +91,12 @@ class FuyuEstimator(ImagesOnly):
         )
 
     def _resized(self, width_px: int, height_px: int) -> tuple[int, int]:
-        check_sides(width_px, height_px)
-        height, width = self._shrunk(width_px, height_px)
-        if min(height, width) < 1:
-            raise UnfitError(
-                Reason.EXTREME_ASPECT,
-                f"{width_px}x{height_px} px: a side shrinks below 1 px",
-                remedy="Crop or drop the item.",
-                nearest_size_px=self._nearest(width_px, height_px),
-            )
-        return height, width
+        if min(width_px, height_px) < 1 or not self._fits(width_px, height_px):
+            raise unfit_size(width_px, height_px, "a side shrinks below 1 px", self._fits)
+        return self._shrunk(width_px, height_px)
+
+    def _fits(self, width_px: int, height_px: int) -> bool:
+        return min(self._shrunk(width_px, height_px)) >= 1
 
     def _shrunk(self, width_px: int, height_px: int) -> tuple[int, int]:
         config = self.config
@@ -108,16 +104,6 @@ class FuyuEstimator(ImagesOnly):
             return height_px, width_px
         scale = min(config.max_height_px / height_px, config.max_width_px / width_px)
         return int(height_px * scale), int(width_px * scale)
-
-    def _nearest(self, width_px: int, height_px: int) -> tuple[int, int]:
-        # The long side is cut to the longest with which the short one keeps a pixel; rounding may cost one more.
-        wide = width_px > height_px
-        longest = width_px if wide else height_px
-        shortest = height_px if wide else width_px
-        longest = min(longest, shortest * (self.config.max_width_px if wide else self.config.max_height_px))
-        while min(self._shrunk(*((longest, shortest) if wide else (shortest, longest)))) < 1:
-            longest -= 1
-        return (longest, shortest) if wide else (shortest, longest)
 
 
 def _factory(files: ProcessorFiles) -> FuyuEstimator:

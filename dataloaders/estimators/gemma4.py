@@ -104,12 +104,13 @@ class Gemma4Estimator:
     def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
         """Counts of a video: each frame with its time."""
         check_sides(width_px, height_px)
-        frames = self.config.sampling.count(num_frames, fps, duration_s)
+        frames = len(self.frame_indices(num_frames, fps, duration_s))
         written = self._timestamp_tokens(num_frames, fps, duration_s) + _DELIMITERS * frames
         return self._counts(self.config.frame, width_px, height_px, frames, written)
 
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
         """Source frames that are taken: int64 [n]."""
+        source_rate(max(num_frames, 1), fps, duration_s)  # times are written, so it must be known
         return self.config.sampling.indices(num_frames, fps, duration_s)
 
     def explain_image(self, width_px: int, height_px: int, *, num_images: int = 1) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from dataloaders.errors import DataError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import CountText, ProcessorFiles
 from dataloaders.estimators.frames import FrameSampling
+from dataloaders.estimators.nearest_ratio import NearestRatio, grids
 from dataloaders.estimators.options import (
     ImagesOnly,
     check_sides,
@@ -130,22 +131,6 @@ def _sampling(files: ProcessorFiles) -> FrameSampling:
     return FrameSampling.from_video(video, middle=True)
 
 
-def grids(min_tiles: int, max_tiles: int, *, remote_code: bool = False) -> tuple[tuple[int, int], ...]:
-    """(columns, rows) of all grids with an allowed number of tiles, the smallest first.
-
-    Grids of equal area keep the order of the code that is imitated: by columns, or that of a Python set.
-    """
-    fits = [
-        (columns, rows)
-        for columns in range(1, max_tiles + 1)
-        for rows in range(1, max_tiles // columns + 1)
-        if columns * rows >= min_tiles
-    ]
-    if remote_code:  # the remote code sorts a set that it fills by the larger side first
-        fits = list({grid for n in range(1, max_tiles + 1) for grid in fits if n >= min_tiles and max(grid) <= n})
-    return tuple(sorted(fits, key=lambda grid: grid[0] * grid[1]))
-
-
 class InternVLEstimator(ImagesOnly):
     """`TokenEstimator` of families that cut by the nearest aspect ratio; immutable, picklable."""
 
@@ -156,11 +141,8 @@ class InternVLEstimator(ImagesOnly):
         if config.sampling is not None:
             self.rule += f", frame labels counted by {text_rule}"
         self.fingerprint = fingerprint(_RULE, config, text_rule)
-        half = 0.5 * config.tile_height_px * config.tile_width_px
-        self._grids = tuple(
-            (columns, rows, columns / rows, half * columns * rows)
-            for columns, rows in grids(config.min_tiles, config.max_tiles, remote_code=config.remote_code)
-        )
+        shapes = grids(config.min_tiles, config.max_tiles, remote_code=config.remote_code)
+        self._grids = NearestRatio(shapes, config.tile_height_px * config.tile_width_px)
         self._count_text = count_text
         self._label_sums = [0]
 
@@ -177,13 +159,7 @@ class InternVLEstimator(ImagesOnly):
         check_sides(width_px, height_px)
         if self.config.max_tiles == 1:
             return 1, 1
-        ratio, area = width_px / height_px, width_px * height_px
-        best, least = (1, 1), float("inf")
-        for columns, rows, grid_ratio, half_px in self._grids:
-            difference = abs(ratio - grid_ratio)
-            if difference < least or (difference == least and area > half_px):
-                best, least = (columns, rows), difference
-        return best
+        return self._grids.nearest(width_px, height_px)
 
     def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
         """Counts of a video: one tile a frame."""

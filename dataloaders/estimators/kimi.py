@@ -300,4 +300,5 @@ FACTORIES = {
     "Kimi_K25Processor": _k25_factory,
     "Kimi_K25ImageProcessor": _k25_factory,
     "KimiK25Processor": _k25_factory,
+    "KimiK25VisionProcessor": _k25_factory,
 }

@@ -9,8 +9,8 @@ Worked example: 1024x768 is 32 x 24 = 768 tokens, above 512: 3 x 2 tiles and a t
 6 * 257 + 235 + 2 = 1779.
 
 The price: every tile and thumbnail is padded to the longest sequence that the options permit (1024 patches), and the
-tower runs all of it; `patches` counts that. A long and thin image that is resized to more patches than that is refused
-(`extreme_aspect`): the processor fails on its thumbnail, or gives it a mask that is too short.
+tower runs all of it (`padded_patches`, and the segments). A long and thin image that is resized to more patches than
+that is refused (`extreme_aspect`): the processor fails on its thumbnail, or gives it a mask that is too short.
 
 Sources of the formulas: `Lfm2VlImageProcessor` and `Lfm2VlProcessor` of transformers 5.24.
 """
@@ -23,7 +23,7 @@ from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import ProcessorFiles
-from dataloaders.estimators.internvl import grids
+from dataloaders.estimators.nearest_ratio import NearestRatio, grids
 from dataloaders.estimators.nearest_size import unfit_size
 from dataloaders.estimators.options import ImagesOnly, fingerprint, option, require_positive, switch
 
@@ -107,8 +107,7 @@ class Lfm2VLEstimator(ImagesOnly):
         self.config = config or Lfm2VLConfig()
         self.fingerprint = fingerprint(_RULE, self.config)
         shapes = grids(self.config.min_tiles, self.config.max_tiles, remote_code=True) if self.config.cuts else ()
-        half = 0.5 * self.config.tile_px**2
-        self._grids = tuple((cols, rows, cols / rows, half * cols * rows) for cols, rows in shapes)
+        self._grids = NearestRatio(shapes, self.config.tile_px**2) if shapes else None
 
     def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
         """Counts of an image; `grid` and size are those of the resized image, or of the thumbnail."""
@@ -122,7 +121,8 @@ class Lfm2VLEstimator(ImagesOnly):
         return ItemCounts(
             llm_tokens=visual_tokens + (2 + (pieces if cut else 0) if c.markers else 0),
             visual_tokens=visual_tokens,
-            patches=pieces * c.slots,
+            patches=cut * (c.tile_px // c.patch_px) ** 2 + whole * (height // c.patch_px) * (width // c.patch_px),
+            padded_patches=pieces * c.slots,
             tiles=pieces,
             grid=(1, height // c.patch_px, width // c.patch_px),
             height_px=height,
@@ -139,7 +139,7 @@ class Lfm2VLEstimator(ImagesOnly):
             f"{width_px}x{height_px} px to {c.min_tokens}-{c.max_tokens} tokens: {counts.width_px}x{counts.height_px}, "
             f"{self._tokens(counts.height_px, counts.width_px)} tokens",
             f"cut when above {c.tolerance:g} times {c.max_tokens} tokens: {cut}; pieces: {counts.tiles}",
-            f"patches, padded: {counts.tiles} x {c.slots} = {counts.patches}",
+            f"patches: {counts.patches}, padded to {counts.tiles} x {c.slots} = {counts.padded_patches}",
             f"LLM tokens: {counts.visual_tokens} + {counts.llm_tokens - counts.visual_tokens} = {counts.llm_tokens}",
         )
 
@@ -148,15 +148,9 @@ class Lfm2VLEstimator(ImagesOnly):
         c = self.config
         factor = c.patch_px * c.merge
         area = max(c.patch_px, round(height_px / factor) * factor) * max(c.patch_px, round(width_px / factor) * factor)
-        if not self._grids or area <= c.max_tokens * factor**2 * c.tolerance:
+        if self._grids is None or area <= c.max_tokens * factor**2 * c.tolerance:
             return 1, 1
-        ratio, pixels = width_px / height_px, width_px * height_px
-        best, least = (1, 1), float("inf")
-        for cols, rows, grid_ratio, half_px in self._grids:
-            difference = abs(ratio - grid_ratio)
-            if difference < least or (difference == least and pixels > half_px):
-                best, least = (cols, rows), difference
-        return best
+        return self._grids.nearest(width_px, height_px)
 
     def _resized(self, width_px: int, height_px: int) -> tuple[int, int]:
         if min(width_px, height_px) < 1 or not self._fits(width_px, height_px):
@@ -197,4 +191,4 @@ def _factory(files: ProcessorFiles) -> Lfm2VLEstimator:
     return Lfm2VLEstimator(Lfm2VLConfig.from_files(files))
 
 
-FACTORIES = {"lfm2_vl": _factory, "Lfm2VlProcessor": _factory, "Lfm2VlImageProcessor": _factory}
+FACTORIES = dict.fromkeys(("lfm2_vl", "lfm2-vl", "Lfm2VlProcessor", "Lfm2VlImageProcessor"), _factory)

@@ -75,13 +75,16 @@ class Llama4Config:
             "enlarge": files.image.get("resize_to_max_canvas"),
             "shuffle_ratio": option(files, "pixel_shuffle_ratio", vision_config(files).get("pixel_shuffle_ratio")),
         }
-        if files.image.get("size") is not None:
-            found["tile_px"] = square(files.image["size"], files.place)
+        found["tile_px"] = tile_px(files)
         return cls(**{name: value for name, value in found.items() if value is not None})
 
 
-def square(size: Any, place: str = "") -> int:
-    """Side in pixels of `size`, which these processors want as an equal height and width."""
+def tile_px(files: ProcessorFiles) -> int | None:
+    """Side in pixels of `size`, which these processors want as an equal height and width; else that of the tower."""
+    size, place = files.image.get("size"), files.place
+    if size is None:
+        tower = vision_config(files).get("image_size")
+        return None if tower is None else side(tower, "vision_config.image_size")
     if isinstance(size, Mapping) and not (size.get("height") and size.get("height") == size.get("width")):
         raise DataError(f"size={size!r}: height and width must be given and equal", place=place)
     return side(size, "size")

@@ -22,7 +22,7 @@ from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import ProcessorFiles
 from dataloaders.estimators.fixed import dropped_tokens, has_class_token
 from dataloaders.estimators.frames import FrameSampling
-from dataloaders.estimators.options import check_sides, fingerprint, option, patch_px, require_positive
+from dataloaders.estimators.options import check_sides, fingerprint, option, patch_px, require_positive, size_px
 
 _RULE = "llava_onevision/1"  # raise it whenever a count or a frame index changes for some input
 _CANVASES = tuple((rows * 384, columns * 384) for rows in range(1, 7) for columns in range(1, 7))
@@ -40,6 +40,7 @@ class LlavaOnevisionConfig:
         max_tiles: 9 of `anyres_max_9`.
         dropped_tokens: 1 where the first token is dropped.
         sampling: frames of a video.
+        frame_height_px, frame_width_px: a frame as encoded.
     """
 
     tiles: AnyresTiles
@@ -49,9 +50,11 @@ class LlavaOnevisionConfig:
     max_tiles: int = 9
     dropped_tokens: int = 0
     sampling: FrameSampling = field(default_factory=FrameSampling)
+    frame_height_px: int = 384
+    frame_width_px: int = 384
 
     def __post_init__(self) -> None:
-        require_positive(self, "patch_px", "tokens_per_tile", "max_tiles")
+        require_positive(self, "patch_px", "tokens_per_tile", "max_tiles", "frame_height_px", "frame_width_px")
 
     @property
     def side(self) -> int:
@@ -68,6 +71,7 @@ class LlavaOnevisionConfig:
         number = str(ratio).removeprefix("anyres_max_")
         if not number.isdecimal():
             raise DataError(f"vision_aspect_ratio={ratio!r}: needs the form 'anyres_max_9'")
+        frame = size_px((files.video or {}).get("size") or [tiles.height_px, tiles.width_px], "size of videos")
         return cls(
             tiles=tiles,
             patch_px=patch,
@@ -76,6 +80,8 @@ class LlavaOnevisionConfig:
             max_tiles=int(number),
             dropped_tokens=dropped_tokens(files, "full"),
             sampling=FrameSampling.from_video(files.video),
+            frame_height_px=frame[0],
+            frame_width_px=frame[1],
         )
 
 
@@ -102,7 +108,7 @@ class LlavaOnevisionEstimator:
         """Counts of a video: each frame one tile, pooled 2 x 2."""
         check_sides(width_px, height_px)
         frames = self.config.sampling.count(num_frames, fps, duration_s)
-        return self._counts(frames, frames * self._tokens_per_frame() + 1, 1, frames)
+        return self._counts(frames, frames * self._tokens_per_frame() + 1, 1, frames, video=True)
 
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
         """Source frames that are taken: int64 [n]."""
@@ -153,9 +159,11 @@ class LlavaOnevisionEstimator:
     def _tokens_per_frame(self) -> int:
         return int(math.ceil(self.config.side / 2) ** 2)
 
-    def _counts(self, pieces: int, tokens: int, tiles: int, frames: int) -> ItemCounts:
-        config = self.config
-        rows, columns = config.tiles.height_px // config.patch_px, config.tiles.width_px // config.patch_px
+    def _counts(self, pieces: int, tokens: int, tiles: int, frames: int, *, video: bool = False) -> ItemCounts:
+        config, tile = self.config, self.config.tiles
+        still = (tile.height_px, tile.width_px)
+        height, width = (config.frame_height_px, config.frame_width_px) if video else still
+        rows, columns = height // config.patch_px, width // config.patch_px
         each = rows * columns + config.class_tokens
         return ItemCounts(
             llm_tokens=tokens,
@@ -164,8 +172,8 @@ class LlavaOnevisionEstimator:
             tiles=tiles,
             frames=frames,
             grid=(pieces, rows, columns),
-            height_px=config.tiles.height_px,
-            width_px=config.tiles.width_px,
+            height_px=height,
+            width_px=width,
             full=equal_segments(pieces, each),
         )
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloaders.counts import ItemCounts
-from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators.base import segments_of
 from dataloaders.estimators.files import Config, CountText, ProcessorFiles
 from dataloaders.estimators.frames import source_rate
@@ -38,6 +38,7 @@ _DELIMITERS = 2  # around a tile
 _MERGES = {"16x": 4, "4x": 2}  # downsample_mode -> patches per token along each side
 _LINE_PX = 6  # between the pictures of a canvas
 _LONG_STEP_S = 0.1  # grid of a long video
+_MOST_SECONDS = 1e9  # thirty years: no header tells the truth there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +241,8 @@ class MiniCPMV46Estimator:
     def _frames(self, num_frames: int, fps: float, duration_s: float) -> _Frames:
         last, rate = max(num_frames, 1) - 1, source_rate(max(num_frames, 1), fps, duration_s)
         duration = duration_s if math.isfinite(duration_s) and duration_s > 0 else (last + 1) / rate
+        if not duration < _MOST_SECONDS:
+            raise MediaError(Reason.CORRUPT, f"a video of {duration:g} s", remedy="Drop the item.")
         main = self._main_frames(last, rate, duration) if self.config.sample_frames else list(range(last + 1))
         if main[-1] >= num_frames:
             raise UnfitError(

@@ -17,15 +17,17 @@ from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import ProcessorFiles
-from dataloaders.estimators.llama4 import square
+from dataloaders.estimators.llama4 import tile_px
 from dataloaders.estimators.options import (
     ImagesOnly,
     check_sides,
     fingerprint,
+    first,
     patch_px,
     require_positive,
     require_resize,
     switch,
+    vision_config,
 )
 from dataloaders.estimators.tile_canvas import TileCanvas
 
@@ -60,12 +62,13 @@ class MllamaConfig:
         require_resize(files.image)
         if not switch(files.image, "do_pad", True):
             raise DataError("do_pad is false: the processor of Mllama refuses it", remedy="Set do_pad to true.")
-        found: dict[str, Any] = {"patch_px": patch_px(files, cls().patch_px)}
-        if files.image.get("max_image_tiles") is not None:
-            found["max_tiles"] = files.image["max_image_tiles"]
-        if files.image.get("size") is not None:
-            found["tile_px"] = square(files.image["size"], files.place)
-        return cls(**found)
+        tiles = first("max_image_tiles", files.image, default=vision_config(files).get("max_num_tiles"))
+        found: dict[str, Any] = {
+            "patch_px": patch_px(files, cls().patch_px),
+            "max_tiles": tiles,
+            "tile_px": tile_px(files),
+        }
+        return cls(**{name: value for name, value in found.items() if value is not None})
 
 
 class MllamaEstimator(ImagesOnly):

@@ -22,7 +22,8 @@ from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError, Reason, UnfitError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import Config, CountText, ProcessorFiles
-from dataloaders.estimators.frames import source_rate
+from dataloaders.estimators.frames import source_rate, usable_rate
+from dataloaders.estimators.native import floored_positions
 from dataloaders.estimators.options import check_sides, fingerprint, require_positive, size_px
 from dataloaders.estimators.text import count_text_roughly
 
@@ -188,8 +189,9 @@ class Molmo2Estimator:
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
         """Evenly spread from the first frame on: int64 [n]."""
         if num_frames < 1:
+            nearest = 1 if usable_rate(1, fps, duration_s) else None
             raise UnfitError(
-                Reason.TOO_FEW_FRAMES, f"num_frames={num_frames}", remedy="Drop the item.", nearest_frames=1
+                Reason.TOO_FEW_FRAMES, f"num_frames={num_frames}", remedy="Drop the item.", nearest_frames=nearest
             )
         c, rate = self.config, source_rate(num_frames, fps, duration_s)
         duration = duration_s if math.isfinite(duration_s) and duration_s > 0 else num_frames / rate
@@ -197,9 +199,9 @@ class Molmo2Estimator:
             wanted = int(duration * c.fps)
         else:
             wanted = min(c.num_frames, int(duration * c.max_fps)) if rate > c.max_fps else c.num_frames
-        step = num_frames / max(min(wanted, num_frames), 1)
-        # The number is that of a half-open range with a float step, as the processor makes it.
-        return (np.arange(math.ceil(num_frames / step)) * np.float64(step)).astype(np.float32).astype(np.int64)
+        # Where the processor's float step falls short by a rounding (300 frames, 7 wanted), it asks for the frame
+        # behind the last as well and fails; here that one is left out.
+        return floored_positions(num_frames, max(min(wanted, num_frames), 1))
 
     def explain_image(self, width_px: int, height_px: int, *, num_images: int = 1) -> tuple[str, ...]:
         """The steps with their numbers."""

@@ -67,4 +67,4 @@ def _factory(files: ProcessorFiles) -> TokenEstimator:
     )
 
 
-FACTORIES = {"paddleocr_vl": _factory, "PaddleOCRVLProcessor": _factory}
+FACTORIES = dict.fromkeys(("paddleocr_vl", "PaddleOCRVLProcessor", "PaddleOCRVLImageProcessor"), _factory)

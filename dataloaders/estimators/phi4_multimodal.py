@@ -15,7 +15,6 @@ are in `patches` and in the segments. An image that would be resized to a side b
 The 256 + 16 are constants of the processor: with crops of another size it counts them all the same.
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import ProcessorFiles
+from dataloaders.estimators.nearest_ratio import NearestRatio, grids
 from dataloaders.estimators.nearest_size import unfit_size
 from dataloaders.estimators.options import ImagesOnly, fingerprint, option, require_positive, size_px
 
@@ -76,8 +76,7 @@ class Phi4MultimodalEstimator(ImagesOnly):
         self.config = config or Phi4MultimodalConfig()
         self.fingerprint = fingerprint(_RULE, self.config)
         self._side = self.config.crop_px // self.config.patch_px  # patches along a crop
-        self._by_ratio = _grids_by_ratio(self.config.max_crops)
-        self._ratios = sorted(self._by_ratio)
+        self._grids = NearestRatio(grids(1, self.config.max_crops), self.config.crop_px**2)
 
     def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
         """Counts of an image; the size is that of the canvas, padding included.
@@ -140,39 +139,14 @@ class Phi4MultimodalEstimator(ImagesOnly):
         crop = self.config.crop_px
         across, down = -(-width // crop), -(-height // crop)
         if across * down > self.config.max_crops:
-            across, down = self._closest_grid(width, height)
+            across, down = self._grids.nearest(width, height)
         scale_x, scale_y = across * crop / width, down * crop / height
         if scale_x < scale_y:
             return (across, down), (across * crop, int(height * scale_x))
         return (across, down), (int(width * scale_y), down * crop)
 
-    def _closest_grid(self, width: int, height: int) -> tuple[int, int]:
-        """The grid whose aspect ratio is nearest; among equally near ones, the last that the picture half fills."""
-        ratio = width / height
-        above = bisect_left(self._ratios, ratio)
-        near = self._ratios[max(above - 1, 0) : above + 1]
-        least = min(abs(ratio - candidate) for candidate in near)
-        ties = [grid for value in near if abs(ratio - value) == least for grid in self._by_ratio[value]]
-        ties.sort(key=_num_crops)
-        area, crop = width * height, self.config.crop_px
-        filled = [grid for grid in ties[1:] if area > 0.5 * crop * crop * grid[0] * grid[1]]
-        return filled[-1] if filled else ties[0]
-
     def _fits(self, width: int, height: int) -> bool:
         return min(self._fitted(width, height)[1]) >= _LEAST_RESIZED_PX
-
-
-def _num_crops(grid: tuple[int, int]) -> int:
-    return grid[0] * grid[1]
-
-
-def _grids_by_ratio(most: int) -> dict[float, list[tuple[int, int]]]:
-    """All grids (across, down) of at most `most` crops, by aspect ratio, each list from small to large."""
-    grids = [(across, down) for across in range(1, most + 1) for down in range(1, most // across + 1)]
-    found: dict[float, list[tuple[int, int]]] = {}
-    for across, down in sorted(grids, key=_num_crops):
-        found.setdefault(across / down, []).append((across, down))
-    return found
 
 
 def _side(files: ProcessorFiles, name: str, default: int) -> int:

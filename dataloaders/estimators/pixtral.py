@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dataloaders.counts import ItemCounts
-from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.errors import DataError
 from dataloaders.estimators.base import full_segments
 from dataloaders.estimators.files import ProcessorFiles
+from dataloaders.estimators.nearest_size import unfit_size
 from dataloaders.estimators.options import (
     ImagesOnly,
-    check_sides,
     fingerprint,
     option,
     patch_px,
@@ -110,34 +110,18 @@ class PixtralEstimator(ImagesOnly):
         )
 
     def _shrunk(self, width_px: int, height_px: int) -> tuple[int, int]:
-        check_sides(width_px, height_px)
-        height, width = self._floor(width_px, height_px)
-        if min(height, width) < 1:
-            raise UnfitError(
-                Reason.EXTREME_ASPECT,
-                f"{width_px}x{height_px} px: a side shrinks below 1 px",
-                remedy="Crop or drop the item.",
-                nearest_size_px=self._nearest(width_px, height_px),
-            )
-        return height, width
+        if min(width_px, height_px) < 1 or not self._fits(width_px, height_px):
+            raise unfit_size(width_px, height_px, "a side shrinks below 1 px", self._fits)
+        return self._floor(width_px, height_px)
+
+    def _fits(self, width_px: int, height_px: int) -> bool:
+        return min(self._floor(width_px, height_px)) >= 1
 
     def _floor(self, width_px: int, height_px: int) -> tuple[int, int]:
         ratio = max(height_px / self.config.max_height_px, width_px / self.config.max_width_px)
         if ratio > 1:
             return math.floor(height_px / ratio), math.floor(width_px / ratio)
         return height_px, width_px
-
-    def _nearest(self, width_px: int, height_px: int) -> tuple[int, int]:
-        # The long side is cut to the longest with which the short one keeps a pixel; rounding may cost one more.
-        if width_px > height_px:
-            width_px = min(width_px, height_px * self.config.max_width_px)
-            while min(self._floor(width_px, height_px)) < 1:
-                width_px -= 1
-        else:
-            height_px = min(height_px, width_px * self.config.max_height_px)
-            while min(self._floor(width_px, height_px)) < 1:
-                height_px -= 1
-        return width_px, height_px
 
 
 def _factory(files: ProcessorFiles) -> PixtralEstimator:

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloaders.counts import ItemCounts
-from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators.base import equal_segments
 from dataloaders.estimators.files import Config, CountText, ProcessorFiles
-from dataloaders.estimators.frames import source_rate
+from dataloaders.estimators.frames import source_rate, usable_rate
 from dataloaders.estimators.idefics3 import TileConfig, TileRule, tile_side
 from dataloaders.estimators.options import (
     check_sides,
@@ -35,6 +35,7 @@ from dataloaders.estimators.options import (
 )
 
 _RULE = "smolvlm/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
+_MOST_SECONDS = 1e9  # thirty years; the processor fails on what its clock cannot show
 _SKIP_S = 1  # seconds that are left out at both ends of a long clip
 
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -121,7 +122,13 @@ class SmolVLMEstimator:
             UnfitError: `too_few_frames` for a video without a frame.
         """
         if num_frames < 1:
-            raise UnfitError(Reason.TOO_FEW_FRAMES, "the video has no frame", remedy="Drop the item.", nearest_frames=1)
+            known = usable_rate(1, fps, duration_s) and not duration_s > _MOST_SECONDS
+            raise UnfitError(
+                Reason.TOO_FEW_FRAMES,
+                "the video has no frame",
+                remedy="Drop the item.",
+                nearest_frames=1 if known else None,
+            )
         c = self.config
         if c.max_frames is None or c.video_fps is None:
             return np.arange(num_frames, dtype=np.int64)
@@ -181,9 +188,11 @@ def number_in_words(number: int) -> str:
 
 
 def _seconds(num_frames: int, fps: float, duration_s: float) -> float:
-    if math.isfinite(duration_s) and duration_s > 0:
-        return duration_s
-    return num_frames / source_rate(num_frames, fps, duration_s)
+    known = math.isfinite(duration_s) and duration_s > 0
+    seconds = duration_s if known else num_frames / source_rate(num_frames, fps, duration_s)
+    if seconds > _MOST_SECONDS:
+        raise MediaError(Reason.CORRUPT, f"a video of {seconds:g} s", remedy="Drop the item.")
+    return seconds
 
 
 def _factory(files: ProcessorFiles) -> SmolVLMEstimator:

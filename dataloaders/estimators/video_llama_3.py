@@ -11,6 +11,11 @@ are those without it: exact where it is off, an upper bound where it is on (the 
 Sources: `VideoLlama3ImageProcessor`, `VideoLlama3VideoProcessor` and `VideoLlama3Processor` of transformers 5.24, which
 hands over every frame where `do_sample_frames` is false. That is its class default, and then callers give a rate; so an
 explicit `preprocessing="transformers"` follows it, and otherwise frames are sampled.
+
+The reference table of this project counts patches / 4 tokens for an image under options that say `merge_size` 1. The
+processor does not: `replace_image_token` writes prod(grid) / merge_size^2, with the class default 1 every patch, and
+`VideoLlama3Model` splits the output of its tower by the same `image_merge_sizes`. A grid of 6 x 13 patches (180x90 px,
+78 patches, 19 tokens in the table) could not be merged in squares of 2. With `merge_size` 2 in the file, it is / 4.
 """
 
 import math
@@ -183,4 +188,4 @@ def _factory(files: ProcessorFiles) -> TokenEstimator:
     return VideoLlama3Estimator(config, count_text=files.count_text, text_rule=files.text_rule)
 
 
-FACTORIES = {"video_llama_3": _factory, "VideoLlama3Processor": _factory}
+FACTORIES = dict.fromkeys(("video_llama_3", "VideoLlama3Processor", "VideoLlama3ImageProcessor"), _factory)

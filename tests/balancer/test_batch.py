@@ -76,6 +76,7 @@ def test_every_sample_of_a_pack_is_what_it_is_alone(samples: list[LoadedSample],
 
 @given(samples=SAMPLES)
 def test_visual_positions_and_patches_keep_the_order_of_their_samples(samples: list[LoadedSample]) -> None:
+    """CE-10."""
     batch = collate(samples)
     starts = batch.cu_seqlens.tolist()
     expected = [start + int(at) for one, start in zip(samples, starts, strict=False) for at in one.visual_index]
@@ -116,6 +117,7 @@ def test_weights_follow_the_reduction_that_was_asked_for() -> None:
 
 
 def test_stand_ins_are_named_and_conformed_media_counted() -> None:
+    """ID-01."""
     batch = collate([sample(3, 12, visual=6), sample(4, 12, visual=1, replaced="truncated: ends early")])
     assert [(item.sample_id, item.place, item.reason) for item in batch.replaced] == [
         (4, "shard x, key 4", "truncated: ends early")

@@ -56,7 +56,7 @@ class FakeIndex:
 
 
 def test_oversize_error_lists_every_sample_with_need_and_limit() -> None:
-    """PK-02, first half."""
+    """PK-02, first half; CE-05."""
     index = FakeIndex([5, 12, 3, 11], patches=[0, 99, 0, 1])
     with pytest.raises(OversizeError) as caught:
         eligible_ids(index, Capacities(tokens=10, patches=50))
@@ -68,7 +68,7 @@ def test_oversize_error_lists_every_sample_with_need_and_limit() -> None:
 
 
 def test_oversize_drop_counts_what_it_leaves_out() -> None:
-    """PK-02, second half."""
+    """PK-02, second half; CE-05."""
     eligibility = eligible_ids(FakeIndex([5, 12, 3]), Capacities(tokens=10), oversize="drop")
     assert eligibility.ids.tolist() == [0, 2]
     assert [(drop.sample_id, drop.reason) for drop in eligibility.dropped] == [(1, "oversize: 12 tokens > 10")]

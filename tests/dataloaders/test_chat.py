@@ -116,7 +116,7 @@ def _records(draw: st.DrawFn) -> tuple[Record, list[int]]:
 
 
 @given(_records(), st.sampled_from(["assistant", "last", "all"]))
-def test_placeholders_equal_the_counts_and_are_never_learned(case: tuple[Record, list[int]], train_on: str) -> None:
+def test_ce05_placeholders_equal_the_counts_and_are_never_learned(case: tuple[Record, list[int]], train_on: str) -> None:
     record, counts = case
     encoded = encode_record(record, counts, train_on=train_on)
     assert [span.count for span in encoded.spans] == counts
@@ -150,7 +150,7 @@ def test_training_on_all_covers_training_on_assistant_which_covers_the_last(case
     assert (answers | last == answers).all()
 
 
-def test_two_videos_of_one_sample_keep_their_own_counts() -> None:
+def test_ce08_two_videos_of_one_sample_keep_their_own_counts() -> None:
     record = _record(("user", [0, "then", 1]), media=_media(MediaKind.VIDEO, MediaKind.VIDEO))
     encoded = encode_record(record, [4 * 6, 5 * 6])
     assert [span.count for span in encoded.spans] == [24, 30]

@@ -93,7 +93,7 @@ def test_every_sample_has_exactly_the_planned_shape(source: TarSource, index: Co
         assert len(sample.conformed) == len(sample.grids)
 
 
-def test_placeholders_equal_features_for_every_sample(source: TarSource, index: CostIndex) -> None:
+def test_ce05_placeholders_equal_features_for_every_sample(source: TarSource, index: CostIndex) -> None:
     for i in range(len(source)):
         sample = load_sample(source, index, i, ESTIMATOR)
         features = len(sample.patches) // ESTIMATOR.merge**2
@@ -101,7 +101,7 @@ def test_placeholders_equal_features_for_every_sample(source: TarSource, index: 
         assert len(sample.visual_index) == features == sample.grids.prod(axis=1).sum() // 4
 
 
-def test_each_medium_keeps_its_own_rows(source: TarSource, index: CostIndex) -> None:
+def test_ce10_each_medium_keeps_its_own_rows(source: TarSource, index: CostIndex) -> None:
     # Two kinds, interleaved: rows are split by cumulative counts and each part is that medium decoded alone.
     sample, items, pixels = load_sample(source, index, 5, ESTIMATOR), planned_items(index, 5, ESTIMATOR), PixelConfig()
     video, image = np.split(sample.patches, [items[0].num_patches])
@@ -114,7 +114,7 @@ def test_each_medium_keeps_its_own_rows(source: TarSource, index: CostIndex) -> 
         assert np.array_equal(part, decode_image(source.media_bytes(2, j), item))
 
 
-def test_two_videos_of_one_sample_have_their_own_frames(
+def test_ce08_two_videos_of_one_sample_have_their_own_frames(
     tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, video_bytes: Make
 ) -> None:
     members = [("k.json", chat_json("<video> or <video>", "x"))]
@@ -164,7 +164,7 @@ def test_without_pixels_no_medium_is_read(source: TarSource, index: CostIndex, m
 
 @pytest.mark.parametrize(("i", "j"), [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (5, 0), (5, 1)])
 @pytest.mark.parametrize("data", [b"", b"no medium", b"\x89PNG\r\n\x1a\n", b"\0\0\0\x18ftypisom" + bytes(40)])
-def test_media_that_do_not_decode_become_a_zero_loss_stand_in_of_the_planned_shape(
+def test_id01_media_that_do_not_decode_become_a_zero_loss_stand_in_of_the_planned_shape(
     source: TarSource, index: CostIndex, i: int, j: int, data: bytes
 ) -> None:
     good = load_sample(source, index, i, ESTIMATOR)
@@ -180,7 +180,7 @@ def test_media_that_do_not_decode_become_a_zero_loss_stand_in_of_the_planned_sha
 
 
 @pytest.mark.parametrize("bad", [0, 2, 4], ids=["first", "middle", "last"])
-def test_a_bad_sample_anywhere_keeps_the_others_and_is_named(
+def test_id01_a_bad_sample_anywhere_keeps_the_others_and_is_named(
     bad: int, tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make
 ) -> None:
     # The header is whole, so the scan plans it; only decoding finds that the data is cut.

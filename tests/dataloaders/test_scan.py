@@ -78,7 +78,7 @@ def test_videos_keep_what_the_decoder_will_need(index: CostIndex) -> None:
     assert found["visual_tokens"] == ESTIMATOR.video(96, 64, 16, 8.0, 2.0).llm_tokens
 
 
-def test_items_of_a_sample_keep_their_own_numbers(index: CostIndex) -> None:
+def test_ce08_items_of_a_sample_keep_their_own_numbers(index: CostIndex) -> None:
     rows = index.item_rows(2)
     assert index.items["width_px"][rows.start : rows.stop].tolist() == [60, 100, 140]
     mixed = index.item_rows(5)
@@ -192,7 +192,7 @@ def test_every_unusable_sample_names_the_file_that_failed(with_bad: TarSource) -
 
 
 @pytest.mark.parametrize("position", ["first", "middle", "last"])
-def test_a_bad_sample_costs_its_neighbours_nothing(
+def test_id01_a_bad_sample_costs_its_neighbours_nothing(
     position: str, tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make
 ) -> None:
     at = {"first": 0, "middle": 2, "last": 4}[position]

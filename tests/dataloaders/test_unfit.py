@@ -57,7 +57,7 @@ def _assert_planned_shape(sample: LoadedSample, index: CostIndex) -> None:
     assert (sample.labels != -100).sum() == row["label_tokens"] > 0
 
 
-def test_skip_lists_them_with_place_and_reason_and_leaves_the_others(source: TarSource) -> None:
+def test_ce02_skip_lists_them_with_place_and_reason_and_leaves_the_others(source: TarSource) -> None:
     index = scan_source(source, ESTIMATOR)
     assert [(bad.sample_id, bad.reason, bad.unfit) for bad in index.bad] == [
         (0, "extreme_aspect", True),
@@ -69,7 +69,7 @@ def test_skip_lists_them_with_place_and_reason_and_leaves_the_others(source: Tar
     _assert_planned_shape(load_sample(source, index, 1, ESTIMATOR), index)
 
 
-def test_clamped_media_are_usable_flagged_and_planned_at_what_the_processor_takes(source: TarSource) -> None:
+def test_ce02_clamped_media_are_usable_flagged_and_planned_at_what_the_processor_takes(source: TarSource) -> None:
     index = scan_source(source, ESTIMATOR, unfit="clamp")
     assert [bad.sample_id for bad in index.bad] == [4]
     assert index.samples["clamped"].tolist() == [1, 0, 1, 1, 0]
@@ -83,7 +83,7 @@ def test_clamped_media_are_usable_flagged_and_planned_at_what_the_processor_take
 
 
 @pytest.mark.parametrize("sample_id", [0, 2, 3])
-def test_a_clamped_medium_loads_in_exactly_the_planned_shape_and_is_no_surprise(
+def test_ce02_a_clamped_medium_loads_in_exactly_the_planned_shape_and_is_no_surprise(
     source: TarSource, sample_id: int, tmp_path: Path
 ) -> None:
     index = write_index(tmp_path / "index", scan_source(source, ESTIMATOR, unfit="clamp"))
@@ -101,7 +101,7 @@ def test_a_clip_of_one_frame_repeats_it(source: TarSource) -> None:
     assert np.array_equal(patches[:, :, 0], patches[:, :, 1])
 
 
-def test_error_lists_all_of_them_after_the_scan(source: TarSource, tmp_path: Path) -> None:
+def test_ce02_error_lists_all_of_them_after_the_scan(source: TarSource, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"(?s)would fail on the media of 3 of 5 samples:.*unfit=skip .*unfit=clamp"
     ) as e:
@@ -205,7 +205,7 @@ def test_counts_that_do_not_fit_the_index_make_a_sample_unusable(small_shard: Pa
     assert "do not fit the index" in index.bad[0].message
 
 
-def test_tiny_images_are_planned_and_load(
+def test_ce04_tiny_images_are_planned_and_load(
     tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make
 ) -> None:
     sizes = [(1, 1), (1, 3), (3, 3), (3, 1), (5, 3)]
@@ -221,7 +221,7 @@ def test_tiny_images_are_planned_and_load(
         _assert_planned_shape(load_sample(source, index, n, ESTIMATOR), index)
 
 
-def test_two_videos_of_one_sample_cost_what_each_of_them_costs(
+def test_ce08_two_videos_of_one_sample_cost_what_each_of_them_costs(
     tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, video_bytes: Make
 ) -> None:
     members = [("k.json", chat_json("<video> or <video>", "x"))]
@@ -248,7 +248,7 @@ def _png_header(width_px: int, height_px: int) -> bytes:
 
 
 @pytest.mark.parametrize("unfit", ["skip", "clamp"])
-def test_a_bomb_is_named_with_key_and_member_and_never_decoded(
+def test_id02_a_bomb_is_named_with_key_and_member_and_never_decoded(
     unfit: str, tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make
 ) -> None:
     members = [("bomb.json", chat_json("<image>", "x")), ("bomb.png", _png_header(20_000, 20_000))]

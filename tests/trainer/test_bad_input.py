@@ -190,6 +190,7 @@ def test_a_bad_sample_stops_the_launch_and_is_named_by_shard_and_key(
 def test_bad_samples_of_every_kind_are_skipped_and_counted(
     fit: Run, shard: Shard, chat_json: Any, image_bytes: Any, tmp_path: Path
 ) -> None:
+    """CE-02, ID-01 and ID-02: a strip, cut pictures and a bomb among the others."""
     every = bad_samples(chat_json, image_bytes)
     renamed = [
         (name.replace("bad", f"b{i:02d}"), data) for i, case in enumerate(CASES) for name, data in every[case][0]
@@ -224,6 +225,7 @@ def test_samples_without_any_label_are_pointed_out(fit: Run, shard: Shard) -> No
 def test_samples_above_the_capacity_are_all_listed_with_place_need_and_limit(
     fit: Run, shard: Shard, chat_json: Any
 ) -> None:
+    """CE-05."""
     answer = fit(shard(*((f"long{i}.json", chat_json("h" * (500 + i), "x")) for i in range(30))))
     assert answer.code == 1
     assert "30 of 34 samples exceed the capacity" in answer.err
@@ -256,6 +258,7 @@ def test_a_fixed_number_of_micro_batches_that_does_not_fit_leaves_no_run_behind(
 def test_a_picture_that_is_cut_stops_the_run_or_is_replaced_and_counted(
     fit: Run, shard: Shard, chat_json: Any, image_bytes: Any, tmp_path: Path
 ) -> None:
+    """ID-01."""
     whole = image_bytes(120, 120)
     data = shard(("cut.json", chat_json("<image>?", "x")), ("cut.png", whole[: len(whole) // 2]))
     answer = fit(data)
@@ -269,6 +272,7 @@ def test_a_picture_that_is_cut_stops_the_run_or_is_replaced_and_counted(
 def test_a_video_without_its_frames_is_made_to_fit_and_counted(
     fit: Run, shard: Shard, chat_json: Any, video_bytes: Any, tmp_path: Path
 ) -> None:
+    """VD-01."""
     clip = bytearray(video_bytes(64, 64, 32))
     start = clip.index(b"mdat") + 4
     keep = start + (clip.index(b"moov") - start) // 4

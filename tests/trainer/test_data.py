@@ -25,7 +25,7 @@ def strip(tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, ima
     return str(write_shard(tmp_path / "strip.tar", sorted(members)))
 
 
-def test_a_strip_among_many_is_named_at_launch_and_skipped_when_asked(strip: str, tmp_path: Path) -> None:
+def test_ce02_a_strip_among_many_is_named_at_launch_and_skipped_when_asked(strip: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"(?s)1 of 3 samples cannot be used:.*8000x20 px.*key 1, member 1.png"):
         prepare(PlacementOptions(cache_dir=tmp_path / "cache"), strip, DEMO_PROCESSOR)
     side = prepare(PlacementOptions(cache_dir=tmp_path / "cache", bad_records="skip"), strip, DEMO_PROCESSOR)

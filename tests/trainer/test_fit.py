@@ -292,6 +292,7 @@ def test_a_set_of_nothing_or_no_set_at_all_is_an_error_that_names_it(
 
 
 def test_samples_above_the_capacity_stop_the_launch_or_are_dropped_and_listed(fit_config: MakeConfig) -> None:
+    """CE-05."""
     with pytest.raises(OversizeError, match=r"sample 2 .*tokens > 100"):
         run_fit(fit_config(capacity_tokens=100))
     config = fit_config("dropped", capacity_tokens=100, oversize="drop")

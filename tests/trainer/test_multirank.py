@@ -242,6 +242,7 @@ def test_a_stand_in_seen_by_one_rank_alone_counts_on_all(
     alone: Callable[..., Path],
     options: dict[str, Any],
 ) -> None:
+    """ID-01."""
     found, folder = request.getfixturevalue(world)
     assert_all(found, scenario, 0)
     one = alone("stand-in", data=options["truncated"], max_replaced=1)

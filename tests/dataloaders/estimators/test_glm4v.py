@@ -149,7 +149,9 @@ def test_jumping_over_frames_equals_looking_at_each(num_frames: int, fps: float)
     duration_s = num_frames / fps
     for per_second in (6, 2, 1):
         expected = loop_of_the_younger_model(num_frames, fps, 1 / per_second, int(duration_s))
-        assert _first_after(num_frames, 1 / fps, 1 / per_second, int(duration_s)) == expected
+        clip = (num_frames, 1 / fps, 1 / per_second, int(duration_s))
+        assert _first_after(*clip, num_frames) == expected
+        assert _first_after(*clip, 3) == expected[:3]
 
 
 def test_texts_and_delimiters() -> None:

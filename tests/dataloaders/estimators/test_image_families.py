@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
-from dataloaders.estimators.internvl import grids
+from dataloaders.estimators.nearest_ratio import grids
 
 Files = dict[str, Any]
 
@@ -439,9 +439,18 @@ def test_shapes_that_lose_a_side_are_refused_with_the_nearest_that_does_not(fami
     assert caught.value.reason is Reason.EXTREME_ASPECT
     width, height = caught.value.nearest_size_px or (0, 0)
     assert estimator.image(width, height).grid[1:] != (0, 0)
-    longer = (width + 8, height) if width > height else (width, height + 8)
+    assert max(width, height) == max(size)  # the shorter side grew, and no more than it had to
     with pytest.raises(UnfitError):
-        estimator.image(*longer)
+        estimator.image(*((width, height - 1) if width > height else (width - 1, height)))
+
+
+@pytest.mark.parametrize("family", ["pixtral_12b", "mistral3(Small3.1/3.2)", "fuyu"])
+@pytest.mark.parametrize("size", [(5000, 0), (0, 10**9), (0, 0)])
+def test_the_nearest_to_a_side_of_nothing_keeps_its_shape_acceptable(family: str, size: tuple[int, int]) -> None:
+    with pytest.raises(UnfitError) as caught:
+        of(family).image(*size)
+    assert caught.value.reason is Reason.TOO_SMALL
+    assert of(family).image(*(caught.value.nearest_size_px or (0, 0))).llm_tokens > 0
 
 
 def test_pixtral_by_height_and_width_has_two_bounds() -> None:

@@ -36,7 +36,7 @@ def lfm2_vl(processor: dict[str, Any] | None = None, **image: Any) -> TokenEstim
 def test_known_images(size: tuple[int, int], tiles: int, visual_tokens: int, llm_tokens: int) -> None:
     counts = lfm2_vl().image(*size)
     assert (counts.tiles, counts.visual_tokens, counts.llm_tokens) == (tiles, visual_tokens, llm_tokens)
-    assert counts.patches == counts.full.total == tiles * 1024
+    assert counts.encoded_patches == counts.full.total == tiles * 1024
 
 
 def test_options_change_the_counts() -> None:
