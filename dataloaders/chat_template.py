@@ -14,7 +14,7 @@ into memory. The clock that they see stands still: today's date in a prompt woul
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +35,7 @@ from dataloaders.errors import DataError
 Message: TypeAlias = dict[str, Any]
 FIXED_DATE = "2024-07-26"
 _MAX_POWER_BITS = 4096
+_TIMED = "the clock of loops"  # no template can spell it
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -82,7 +83,7 @@ class ChatTemplate:
             raise DataError(f"today={self.today!r} is not a date", remedy="Write YYYY-MM-DD.") from error
         try:
             _compiled(self.source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:  # of jinja, and of Python for what jinja made: loops in too many levels, huge numbers
             line = f"{self.place}:{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else self.place
             raise DataError(f"the chat template does not compile: {error}", place=line) from error
 
@@ -190,9 +191,15 @@ class _Namespace(Namespace):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Calls look at the clock; products and powers at the size of what they would make."""
+    """Calls and turns of loops look at the clock; products and powers at the size of what they would make."""
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _TIMED, [], [], None, None, lineno=loop.lineno)
+        return template
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         _current.get().tick()
@@ -207,13 +214,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             most = _current.get().limits.max_chars
             if isinstance(times, int) and isinstance(repeated, (str, list, tuple)) and times * len(repeated) > most:
                 raise SecurityError(f"a product of more than {most} characters or elements")
+            if isinstance(left, int) and isinstance(right, int):
+                if left.bit_length() + right.bit_length() > _MAX_POWER_BITS:
+                    raise SecurityError(f"a product of more than {_MAX_POWER_BITS} bits")
         return super().call_binop(context, operator, left, right)
 
 
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> jinja2.Template:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, _TIMED: _timed}
     del environment.filters["random"], environment.globals["lipsum"]  # a text must not depend on chance
     environment.globals |= {
         "raise_exception": _raise_exception,
@@ -222,6 +232,31 @@ def _compiled(source: str) -> jinja2.Template:
         "namespace": _Namespace,
     }
     return environment.from_string(source)
+
+
+def _timed(values: Any) -> Any:
+    """What a loop goes through, with a look at the clock at every turn."""
+    return _Timed(values) if isinstance(values, Sized) else _ticking(values)
+
+
+class _Timed:
+    """A sized collection, so that `loop.length` costs nothing."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return _ticking(self._values)
+
+
+def _ticking(values: Iterable[Any]) -> Iterator[Any]:
+    writing = _current.get()
+    for value in values:
+        writing.tick()
+        yield value
 
 
 def _strftime_now(form: str) -> str:

@@ -118,6 +118,11 @@ def text_rule(encoder: RecordEncoder) -> str:
     return said if encoder.exact else f"{said}, estimated"
 
 
+def _storable(text: str) -> str:
+    """`text` without lone surrogates, which no table of texts takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class _Header:
     """One medium as it will be planned: what its header says, or what it was clamped to."""
@@ -157,7 +162,7 @@ class _Scanner:
         place = f"{self.source.place(i)}, member {ref.member}"
         try:
             return self._fitted(self._header(i, j, ref, place), num_images)
-        except MediaError as error:
+        except DataError as error:
             error.place = error.place or place  # the estimator knows sizes, not files
             raise
 
@@ -199,15 +204,32 @@ class _Scanner:
                 header.width_px, header.height_px, header.frames, header.fps, header.duration_s
             )
         segments = (counts.full, counts.window)
-        totals = (segments[0].total, segments[1].total)
-        most = max(counts.llm_tokens, counts.encoded_patches, counts.frames, header.frames, *totals)
-        if most > _INT32 or max(s.total_sq for s in segments) > _INT64:
+        squares = [s.total_sq for s in segments]
+        numbers = [
+            *(counts.llm_tokens, counts.visual_tokens, counts.encoded_patches, counts.tiles, counts.frames),
+            *(*counts.grid, counts.height_px, counts.width_px, header.frames),
+            *(number for s in segments for number in (s.count, s.total, s.longest)),
+        ]
+        _check_numbers([*numbers, *squares], "the estimator")
+        most = max(numbers)
+        if most > _INT32 or max(squares) > _INT64:
             raise MediaError(
                 Reason.TOO_LARGE,
                 f"counts of up to {most} do not fit the index",
                 remedy="Bound the pixels or frames in the processor's configuration.",
             )
         return counts
+
+
+def _check_numbers(numbers: Sequence[object], author: str, place: str = "") -> None:
+    """Raise DataError for what no column may hold: it would be cut to an integer, or bring sums out of order."""
+    wrong = next((n for n in numbers if not isinstance(n, (int, np.integer)) or n < 0), None)
+    if wrong is not None:
+        raise DataError(
+            f"{author} gives {wrong!r} where a count is needed",
+            place=place,
+            remedy="Counts are integers of at least 0: this is a fault of the class that gives it.",
+        )
 
 
 @dataclass(slots=True)
@@ -226,6 +248,7 @@ class _Rows:
     ) -> None:
         media_tokens = sum(counts.llm_tokens for _, counts in items)
         patches = sum(counts.encoded_patches for _, counts in items)
+        _check_numbers([text.llm_tokens - media_tokens, text.label_tokens], "the encoder", record.place)
         if max(text.llm_tokens, patches) > _INT32:
             raise RecordError(
                 Reason.TOO_LARGE,
@@ -256,9 +279,9 @@ class _Rows:
         self.bad.append(
             BadSample(
                 sample_id=sample_id,
-                place=error.place or place,
+                place=_storable(error.place or place),
                 reason=reason,
-                message=str(error)[:MAX_MESSAGE],
+                message=_storable(str(error)[:MAX_MESSAGE]),
                 unfit=isinstance(error, UnfitError),
             )
         )

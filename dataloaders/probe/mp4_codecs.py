@@ -255,6 +255,8 @@ def _skip_operating_points(bits: _Bits) -> None:
 
 
 def _mpeg4(config: bytes) -> CodedSize:
+    if _object_type(config) != 0x20:  # "mp4v" may also hold MPEG-1 and MPEG-2
+        raise ValueError("not MPEG-4 Visual")
     at = config.find(b"\0\0\1\x20")
     if at < 0:
         raise ValueError("no video object layer")
@@ -280,6 +282,25 @@ def _mpeg4(config: bytes) -> CodedSize:
     width_px = bits.u(13)
     bits.skip(1)
     return CodedSize(width_px=width_px, height_px=bits.u(13), sar=sar)
+
+
+def _object_type(config: bytes) -> int:
+    """objectTypeIndication of an esds box, behind the heads of two nested descriptors (ISO/IEC 14496-1, 7.2.6)."""
+    at = _descriptor(config, 4, tag=3)
+    flags = config[at + 2]
+    if flags & 0xE0:
+        raise ValueError("a stream that depends on another one")
+    return config[_descriptor(config, at + 3, tag=4)]
+
+
+def _descriptor(config: bytes, at: int, *, tag: int) -> int:
+    """Where the content of the descriptor at `at` starts: its length takes one to four bytes."""
+    if config[at] != tag:
+        raise ValueError(f"no descriptor of tag {tag}")
+    for end in range(at + 1, at + 5):
+        if not config[end] & 0x80:
+            return end + 1
+    raise ValueError("a length of more than four bytes")
 
 
 def _mpeg4_aspect(bits: _Bits) -> Fraction | None:

@@ -1,6 +1,6 @@
 """Mutation fuzzing of the image probe: whatever the bytes, a size or a reason, soon, in little memory.
 
-`MLLM_FUZZ_SECONDS` sets how long it runs (8 s when it is not set); the seed is fixed, so a failure comes back.
+`MLLM_FUZZ_SECONDS` sets how long it runs (10 s when it is not set); the seed is fixed, so a failure comes back.
 """
 
 import io
@@ -20,7 +20,7 @@ from PIL import Image
 from dataloaders.errors import MediaError, Reason
 from dataloaders.probe import ImageMeta, ProbeLimits, probe_image
 
-SECONDS = float(os.environ.get("MLLM_FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("MLLM_FUZZ_SECONDS", "10"))
 LIMITS = ProbeLimits(max_header_bytes=1 << 20)
 SLOWEST_S = 5.0  # of one probe; a hang, not a benchmark
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -26,7 +26,7 @@ from dataloaders.probe.mp4_boxes import is_mp4
 from dataloaders.probe.mp4_index import read_index
 from dataloaders.probe.video import _from_ffmpeg
 
-SECONDS = float(os.environ.get("MLLM_FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("MLLM_FUZZ_SECONDS", "10"))
 MEMORY_BYTES = 2 * 1024**3
 SLOW_S = 5.0
 LIMITS = ProbeLimits(max_probe_s=4.0, max_frames=100_000)

@@ -173,6 +173,17 @@ def test_sizes_come_from_the_parameter_sets(codec: str, size: tuple[int, int], p
     assert (meta.width_px, meta.height_px, meta.num_frames, meta.fps) == (*size, 9, 12.0)
 
 
+def test_a_track_that_says_mp4v_and_holds_another_codec_is_left_to_ffmpeg() -> None:
+    data = clip(codec="mpeg4")
+    track = read_index(io.BytesIO(data), len(data))
+    assert track is not None
+    assert track.codec == "mpeg4"
+    kind = data.index(b"esds") + 4 + 4 + data[data.index(b"esds") + 8 :].index(b"\4\x80\x80\x80") + 5
+    assert data[kind] == 0x20
+    other = data[:kind] + b"\x61" + data[kind + 1 :]  # MPEG-2 Main
+    assert read_index(io.BytesIO(other), len(other)) is None
+
+
 @pytest.mark.parametrize("num_frames", [1, 2, 3, 8])
 def test_short_clips_count_right(num_frames: int) -> None:
     meta = assert_agreement(clip(num_frames), is_fast=True)
