@@ -83,7 +83,9 @@ class ChatTemplate:
             raise DataError(f"today={self.today!r} is not a date", remedy="Write YYYY-MM-DD.") from error
         try:
             _compiled(self.source)
-        except Exception as error:  # of jinja, and of Python for what jinja made: loops in too many levels, huge numbers
+        except (
+            Exception
+        ) as error:  # of jinja, and of Python for what jinja made: loops in too many levels, huge numbers
             line = f"{self.place}:{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else self.place
             raise DataError(f"the chat template does not compile: {error}", place=line) from error
 

@@ -203,8 +203,12 @@ class CostIndex:
         )
 
     @classmethod
-    def open(cls, folder: str | Path, expect: IndexKey | None = None) -> "CostIndex":
+    def open(cls, folder: str | Path, expect: IndexKey | None = None, *, map_small: bool = True) -> "CostIndex":
         """Map an index that `write_index` has written; hardly a column is read.
+
+        Args:
+            map_small: False: small files are read instead, for a process that opens thousands of indices and has room
+                for 65,530 maps.
 
         Raises:
             IndexFormatError: not an index, another format version, damaged, or made from something else than `expect`.
@@ -222,7 +226,9 @@ class CostIndex:
                     place=str(folder),
                     remedy=form.AGAIN,
                 )
-            tables = {name: form.map_table(folder / name, form.SCHEMAS.get(name)) for name in form.TABLES}
+            tables = {
+                name: form.map_table(folder / name, form.SCHEMAS.get(name), map_small=map_small) for name in form.TABLES
+            }
             reasons, rules = meta["reasons"], meta["rules"]
             if not all(isinstance(text, str) for text in (*reasons, *rules, *rules.values())):
                 raise TypeError("reasons and rules are texts")

@@ -26,7 +26,7 @@ from dataloaders.index_format import PartOf
 from dataloaders.index_merge import concatenate, shard_pieces
 from dataloaders.index_workers import Report, ShardEvent, num_cpus, scan_here, scan_in_workers
 from dataloaders.scan_rows import ScanOptions, raise_unfit
-from dataloaders.shard_scan import ScanContext, ShardJob, finished_unit, shard_job
+from dataloaders.shard_scan import ScanContext, ShardJob, finished_unit, open_unit, shard_job
 from dataloaders.tar_source import TarSource, check_shards, list_urls, repeated, source_fingerprint
 
 MAX_LISTED = 20
@@ -197,7 +197,7 @@ def _pieces(
             tracker.reuse(job, index)
     _scan([job for job in jobs if job.path not in found], context, tracker.hear, workers)
     _raise_failed(tracker.errors, len(jobs))
-    return [found[job.path] if job.path in found else CostIndex.open(context.unit(job)) for job in jobs]
+    return [found[job.path] if job.path in found else open_unit(job, context) for job in jobs]
 
 
 def _scan(jobs: Sequence[ShardJob], context: ScanContext, report: Report, workers: int | None) -> None:

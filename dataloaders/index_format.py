@@ -93,7 +93,7 @@ META, SAMPLES, ITEMS, VIDEOS, NAMES, BAD, SHARDS = (
 )
 TABLES = (SAMPLES, ITEMS, VIDEOS, NAMES, BAD, SHARDS)
 AGAIN = "Delete the folder; it is built again."
-READ_BYTES = 256 * 1024  # what is smaller is read: a process has 65,530 maps, and a build opens thousands of shards
+SMALL_BYTES = 256 * 1024
 MAX_META_BYTES = 64 * 1024**2
 _Record = TypeVar("_Record")
 
@@ -315,11 +315,15 @@ def write_table(path: Path, table: pa.Table, *, one_batch: bool = True) -> None:
             writer.write_batch(batch)
 
 
-def map_table(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """The table in a file, mapped (small files are read); its layout is checked, its rows are not read."""
-    small = path.stat().st_size <= READ_BYTES
+def map_table(path: Path, schema: pa.Schema | None = None, *, map_small: bool = True) -> pa.Table:
+    """The table in a file, mapped; its layout is checked, its rows are not read.
+
+    Args:
+        map_small: False: files up to `SMALL_BYTES` are read instead.
+    """
+    read = not map_small and path.stat().st_size <= SMALL_BYTES
     # Both ways a buffer is a part of what there is, so nothing of a size that a damaged file claims is allocated.
-    with pa.BufferReader(path.read_bytes()) if small else pa.memory_map(str(path), "r") as source:
+    with pa.BufferReader(path.read_bytes()) if read else pa.memory_map(str(path), "r") as source:
         table = pa.ipc.open_file(source).read_all()
     table.validate()
     if schema is not None and not table.schema.equals(schema):

@@ -60,10 +60,15 @@ def shard_job(path: str) -> ShardJob:
     return ShardJob(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
+def open_unit(job: ShardJob, context: ScanContext) -> CostIndex:
+    """The unit of a shard. Raises IndexFormatError where there is none."""
+    return CostIndex.open(context.unit(job), map_small=False)
+
+
 def finished_unit(job: ShardJob, context: ScanContext) -> CostIndex | None:
     """The unit of a shard if it is there, made with these options from the file as it is now."""
     try:
-        index = CostIndex.open(context.unit(job))
+        index = open_unit(job, context)
     except IndexFormatError:
         return None
     expected = context.options.key("", context.estimator)

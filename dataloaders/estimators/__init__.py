@@ -130,10 +130,10 @@ def estimator_from_config(
     factory = next((_registry[kind] for kind in files.kinds if kind in _registry), None)
     if factory is None:
         raise DataError(
-            f"no estimator for {' or '.join(map(repr, files.kinds)) or 'a configuration without model_type'}; "
-            f"available: {', '.join(registered_estimators())}",
+            f"no estimator for {' or '.join(map(repr, files.kinds)) or 'a configuration without model_type'}",
             place=place,
-            remedy="Add one with dataloaders.estimators.register_estimator(kind, factory).",
+            remedy="Add one with dataloaders.estimators.register_estimator(kind, factory). Model types that have one: "
+            + ", ".join(kind for kind in registered_estimators() if kind.islower()),
         )
     try:
         return factory(files)
@@ -163,11 +163,27 @@ def _processor_files(
         place=place,
     )
     if count_text is not None:
-        return files.with_count_text(count_text, "given")
+        return files.with_count_text(count_text, "a given function")
     own = count_text_of(place) if place else None
     return files if own is None else files.with_count_text(*own)
 
 
+def _without_qwen_vl_utils(factory: Factory) -> Factory:
+    """The same factory, for a family whose media qwen-vl-utils does not prepare."""
+
+    def checked(files: ProcessorFiles) -> TokenEstimator:
+        if files.preprocessing == "qwen_vl_utils":
+            raise DataError(
+                "qwen_vl_utils does not prepare media of this family",
+                place=files.place or " or ".join(files.kinds),
+                remedy="Leave `preprocessing` out.",
+            )
+        return factory(files)
+
+    return checked
+
+
 for _family in _FAMILIES:
     for _kind, _factory in _family.FACTORIES.items():
-        register_estimator(_kind, _factory)
+        _takes_utils = _family in (qwen2_5_vl, qwen3_vl)
+        register_estimator(_kind, _factory if _takes_utils else _without_qwen_vl_utils(_factory))

@@ -167,8 +167,6 @@ class Ernie45VLEstimator(NativeEstimator):
 
 
 def _factory(files: ProcessorFiles) -> TokenEstimator:
-    if files.preprocessing == "qwen_vl_utils":
-        raise DataError("qwen_vl_utils does not prepare media of ERNIE 4.5 VL", place=files.place)
     return Ernie45VLEstimator(Ernie45VLConfig.from_files(files))
 
 

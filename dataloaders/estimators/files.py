@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dataloaders.errors import DataError
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 Config: TypeAlias = Mapping[str, Any]
 CountText: TypeAlias = Callable[[str], int]
@@ -34,7 +34,8 @@ class ProcessorFiles:
         video: `video_preprocessor_config.json`, likewise; None where absent.
         processor: `processor_config.json` (keys of the processor itself); empty where absent.
         count_text: tokens of a text that the processor writes between visual tokens (timestamps, separators).
-        text_rule: what `count_text` is, for fingerprints and people: the digest of a tokenizer, or "rough".
+        text_rule: what `count_text` is, for fingerprints and people: the name and digest of a
+            tokenizer, or "a rough rule".
         preprocessing: the library that resizes media before the processor sees them; None: what the family's users
             do by default.
         place: the folder, for errors.
@@ -45,7 +46,7 @@ class ProcessorFiles:
     video: Config | None = None
     processor: Config = field(default_factory=dict)
     count_text: CountText = count_text_roughly
-    text_rule: str = "rough"
+    text_rule: str = ROUGH
     preprocessing: Preprocessing | None = None
     place: str = ""
 

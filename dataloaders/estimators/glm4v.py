@@ -41,7 +41,7 @@ from dataloaders.estimators.native import (
 from dataloaders.estimators.options import fingerprint, require_positive, vision_config
 from dataloaders.estimators.qwen2_vl import cell_sizes
 from dataloaders.estimators.resize_rule import Budget, check_bounds
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _MOST_FRAMES_46 = 640  # GLM-4.6V
 _LONGEST_46_S = 2400
@@ -117,12 +117,12 @@ class Glm4vEstimator(PatchLayout):
         config: Glm4vConfig | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         self.config = c = config or Glm4vConfig()
         self.count_text = count_text
         self.fingerprint = fingerprint(self.rule_id, c, text_rule)
-        self.rule = f"{self.family}, processor of transformers 5.24, texts counted: {text_rule}"
+        self.rule = f"{self.family}, processor of transformers 5.24, texts counted by {text_rule}"
         cells = Cells(patch_px=c.patch_px, merge=c.merge_size, temporal_patch=c.temporal_patch)
         self.lay_out(cells, mean=c.mean, std=c.std)
         self.image_budgets = (self._budget(c.temporal_patch, c.min_pixels, c.max_pixels),)
@@ -243,18 +243,12 @@ def _whole_linspace(first: int, last: int, count: int) -> list[int]:
     return found
 
 
-def _config(files: ProcessorFiles) -> Glm4vConfig:
-    if files.preprocessing == "qwen_vl_utils":
-        raise DataError("qwen_vl_utils does not prepare media of GLM", place=files.place)
-    return Glm4vConfig.from_files(files)
-
-
 def _glm4v(files: ProcessorFiles) -> TokenEstimator:
-    return Glm4vEstimator(_config(files), count_text=files.count_text, text_rule=files.text_rule)
+    return Glm4vEstimator(Glm4vConfig.from_files(files), count_text=files.count_text, text_rule=files.text_rule)
 
 
 def _glm46v(files: ProcessorFiles) -> TokenEstimator:
-    return Glm46VEstimator(_config(files), count_text=files.count_text, text_rule=files.text_rule)
+    return Glm46VEstimator(Glm4vConfig.from_files(files), count_text=files.count_text, text_rule=files.text_rule)
 
 
 FACTORIES = {

@@ -199,7 +199,7 @@ class Idefics3Estimator(ImagesOnly):
 
     def __init__(self, config: TileConfig, count_text: CountText, text_rule: str) -> None:
         self.config = config
-        self.rule = f"Idefics3, transformers 5.24 processor, row ends counted by: {text_rule}"
+        self.rule = f"Idefics3, transformers 5.24 processor, row ends counted by {text_rule}"
         self.fingerprint = fingerprint(_RULE, config, text_rule)
         self._tiles = TileRule(config, count_text)
 

@@ -185,7 +185,7 @@ class KimiK25Estimator:
 
     def __init__(self, config: KimiK25Config, count_text: CountText, text_rule: str) -> None:
         self.config = config
-        self.rule = f"Kimi-K2.5, transformers 5.24 processor, timestamps counted by: {text_rule}"
+        self.rule = f"Kimi-K2.5, transformers 5.24 processor, timestamps counted by {text_rule}"
         self.fingerprint = fingerprint(f"{_RULE} kimi_k25", config, text_rule)
         self._count_text = count_text
         self._chunk_delimiters = _MARKERS + count_text("video")

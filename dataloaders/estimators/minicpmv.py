@@ -23,7 +23,7 @@ from dataloaders.estimators.base import segments_of
 from dataloaders.estimators.files import CountText, ProcessorFiles
 from dataloaders.estimators.minicpm_slices import SliceRule, Slices, given, slice_options
 from dataloaders.estimators.options import ImagesOnly, check_sides, fingerprint, require_positive
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _RULE = "minicpmv/1"  # raise it whenever a count changes for some input: it is in the fingerprint
 _OLDEST_VERSION = 2.6
@@ -87,7 +87,7 @@ class MiniCPMVEstimator(ImagesOnly):
         config: MiniCPMVConfig | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         self.config = config or MiniCPMVConfig()
         c = self.config

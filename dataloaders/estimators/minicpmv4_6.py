@@ -31,7 +31,7 @@ from dataloaders.estimators.frames import source_rate
 from dataloaders.estimators.minicpm_slices import Size, SliceRule, Slices, given, slice_options
 from dataloaders.estimators.minicpmv import count_image_id, explain_slices
 from dataloaders.estimators.options import check_sides, fingerprint, require_positive, require_resize
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _RULE = "minicpmv4_6/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
 _DELIMITERS = 2  # around a tile
@@ -135,7 +135,7 @@ class MiniCPMV46Estimator:
         config: MiniCPMV46Config | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         self.config = config or MiniCPMV46Config()
         self.fingerprint = fingerprint(_RULE, self.config, text_rule)

@@ -25,7 +25,7 @@ from dataloaders.estimators.files import Config, CountText, ProcessorFiles
 from dataloaders.estimators.frames import source_rate, usable_rate
 from dataloaders.estimators.native import floored_positions
 from dataloaders.estimators.options import check_sides, fingerprint, require_positive, size_px
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _RULE = "molmo2/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
 _DELIMITERS = 2  # around a view
@@ -130,7 +130,7 @@ class Molmo2Estimator:
         config: Molmo2Config | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         c = self.config = config or Molmo2Config()
         self.fingerprint = fingerprint(_RULE, c, text_rule)

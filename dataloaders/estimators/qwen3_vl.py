@@ -37,7 +37,7 @@ from dataloaders.estimators.options import fingerprint, require_positive, vision
 from dataloaders.estimators.qwen2_vl import cell_sizes, sampling_rate
 from dataloaders.estimators.qwen_vl_utils import QwenVLUtilsEstimator
 from dataloaders.estimators.resize_rule import Budget, check_bounds
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _RULE = "qwen3_vl/1"  # raise it whenever a count or a frame index changes for some input: it is in the fingerprint
 
@@ -123,12 +123,12 @@ class Qwen3VLEstimator(PatchLayout):
         config: Qwen3VLConfig | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         self.config = c = config or Qwen3VLConfig()
         self.count_text = count_text
         self.fingerprint = fingerprint(_RULE, c, text_rule)
-        self.rule = f"Qwen3-VL, processor of transformers 5.24, texts counted: {text_rule}"
+        self.rule = f"Qwen3-VL, processor of transformers 5.24, texts counted by {text_rule}"
         cells = Cells(patch_px=c.patch_px, merge=c.merge_size, temporal_patch=c.temporal_patch)
         self.lay_out(cells, mean=c.mean, std=c.std)
         self._factor = c.patch_px * c.merge_size

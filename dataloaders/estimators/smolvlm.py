@@ -86,7 +86,7 @@ class SmolVLMEstimator:
 
     def __init__(self, config: SmolVLMConfig, count_text: CountText, text_rule: str) -> None:
         self.config = config
-        self.rule = f"SmolVLM, transformers 5.24 processor, texts counted by: {text_rule}"
+        self.rule = f"SmolVLM, transformers 5.24 processor, texts counted by {text_rule}"
         self.fingerprint = fingerprint(_RULE, config, text_rule)
         self._tiles = TileRule(config.image, count_text)
         self._count_text = count_text

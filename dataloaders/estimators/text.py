@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dataloaders.hf_tokenizer import TOKENIZER_NAME, TokenizerFile, read_tokenizer
 
+ROUGH = "a rough rule"  # what estimators say of such counts
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?[^\s\w]+[\r\n]*|_+|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 

@@ -40,7 +40,7 @@ from dataloaders.estimators.native import (
 from dataloaders.estimators.options import fingerprint, require_positive
 from dataloaders.estimators.qwen2_vl import sampling_rate
 from dataloaders.estimators.resize_rule import Budget, check_bounds
-from dataloaders.estimators.text import count_text_roughly
+from dataloaders.estimators.text import ROUGH, count_text_roughly
 
 _RULE = "video_llama_3/1"  # raise it whenever a count or a frame index changes for some input
 _IMAGE_BOUNDS = (56 * 56, 28 * 28 * 1280)
@@ -127,13 +127,13 @@ class VideoLlama3Estimator(NativeEstimator):
         config: VideoLlama3Config | None = None,
         *,
         count_text: CountText = count_text_roughly,
-        text_rule: str = "rough",
+        text_rule: str = ROUGH,
     ) -> None:
         self.config = c = config or VideoLlama3Config()
         self.count_text = count_text
         self.fingerprint = fingerprint(_RULE, c, text_rule)
         bound = ", an upper bound for videos (use_token_compression)" if c.use_token_compression else ""
-        self.rule = f"VideoLLaMA 3, processor of transformers 5.24, texts counted: {text_rule}{bound}"
+        self.rule = f"VideoLLaMA 3, processor of transformers 5.24, texts counted by {text_rule}{bound}"
         self.image_cells = Cells(patch_px=c.patch_px, merge=c.merge_size, temporal_patch=1)
         self.video_cells = Cells(patch_px=c.patch_px, merge=c.video_merge_size, temporal_patch=1)
         self.image_budgets = (
@@ -182,8 +182,6 @@ class VideoLlama3Estimator(NativeEstimator):
 
 
 def _factory(files: ProcessorFiles) -> TokenEstimator:
-    if files.preprocessing == "qwen_vl_utils":
-        raise DataError("qwen_vl_utils does not prepare media of VideoLLaMA 3", place=files.place)
     config = VideoLlama3Config.from_files(files)
     return VideoLlama3Estimator(config, count_text=files.count_text, text_rule=files.text_rule)
 

@@ -116,7 +116,9 @@ def _records(draw: st.DrawFn) -> tuple[Record, list[int]]:
 
 
 @given(_records(), st.sampled_from(["assistant", "last", "all"]))
-def test_ce05_placeholders_equal_the_counts_and_are_never_learned(case: tuple[Record, list[int]], train_on: str) -> None:
+def test_ce05_placeholders_equal_the_counts_and_are_never_learned(
+    case: tuple[Record, list[int]], train_on: str
+) -> None:
     record, counts = case
     encoded = encode_record(record, counts, train_on=train_on)
     assert [span.count for span in encoded.spans] == counts
