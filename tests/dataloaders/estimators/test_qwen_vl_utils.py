@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaders.errors import DataError, Reason, UnfitError
-from dataloaders.estimators import TokenEstimator, estimator_from_config, registered_estimators
+from dataloaders.estimators import PatchEstimator, TokenEstimator, estimator_from_config, registered_estimators
 from dataloaders.estimators.qwen2_vl import Qwen2VLConfig, Qwen2VLEstimator
 from dataloaders.estimators.qwen3_vl import Qwen3VLConfig, Qwen3VLEstimator
 from dataloaders.estimators.qwen_vl_utils import QwenVLUtilsConfig, QwenVLUtilsEstimator
