@@ -123,8 +123,11 @@ class LoadedTokenizer:
     @cached_property
     def surrounding(self) -> tuple[list[int], list[int]]:
         """Ids that the post-processor puts (before, behind) a text when it may."""
-        bare = self.backend.encode("a", add_special_tokens=False).ids
-        full = self.backend.encode("a", add_special_tokens=True).ids
+        bare = self.encode("a").ids
+        try:
+            full = self.backend.encode("a", add_special_tokens=True).ids
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(f"the tokenizer cannot put tokens around a text: {error}") from error
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]

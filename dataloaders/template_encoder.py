@@ -151,7 +151,7 @@ class TemplateEncoder:
         trained = _token_mask(learned, offsets)
         if self.surround and not text.startswith(self.tokenizer.names.get("bos_token", "\0")):
             before, behind = tokenizer.surrounding
-            ids = np.concatenate([before, ids, behind]).astype(np.int32)
+            ids = np.concatenate([np.array(before, np.int32), ids, np.array(behind, np.int32)])
             trained = np.pad(trained, (len(before), len(behind)))
         return self._expanded(record, item_tokens, ids, trained, tokenizer)
 

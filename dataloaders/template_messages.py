@@ -123,7 +123,7 @@ class _Writer:
 
     def _parts(self, turn: Turn) -> list[Message]:
         parts: list[Message] = []
-        told, trimmed = "", ""  # texts of the turn so far, as they are and as a template may trim them
+        told, trimmed = "", ""  # ends of the turn so far, as its texts are and as a template may trim them
         for part in turn.parts:
             if isinstance(part, MediaPart):
                 self._placeholder(part)
@@ -131,8 +131,12 @@ class _Writer:
                 continue
             torn = self._controls.joined(told, part.text) or self._controls.joined(trimmed, part.text.strip())
             parts.append({"type": "text", "text": self._text(part.text, turn.role, torn=torn)})
-            told, trimmed = told + part.text, trimmed + part.text.strip()
+            told, trimmed = self._tail(told + part.text), self._tail(trimmed + part.text.strip())
         return parts
+
+    def _tail(self, text: str) -> str:
+        """As much as a token may begin in: a turn may have very many parts."""
+        return text[-self._controls.longest :] if self._controls.longest else ""
 
     def _string(self, turn: Turn) -> str:
         pieces: list[str] = []

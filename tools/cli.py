@@ -180,11 +180,8 @@ def _run(command: RunCommand) -> None:
 def _timeline(command: TimelineCommand) -> None:
     pair = choose_pair(read_pairs(command.run_folder), command.step)
     _write_file(command.output, render_pair(pair), "--output")
-    _console().print(
-        f"step {pair.step}: {pair.before.step_ms:.1f} ms before, {pair.after.step_ms:.1f} ms after; "
-        f"drawn in {command.output}",
-        markup=False,
-    )
+    said = f"step {pair.step}: {pair.before.step_ms:.1f} ms before, {pair.after.step_ms:.1f} ms after"
+    _console().print(printable(f"{said}; drawn in {command.output}"), markup=False)
 
 
 def _data(command: DataCommand) -> None:
@@ -212,7 +209,7 @@ def _data(command: DataCommand) -> None:
     wide.width = wide.width if wide.is_terminal else WIDE_CHARS
     data_report.print_report(report, wide)
     if command.plot is not None:
-        _console().print(f"drawn in {command.plot}", markup=False)
+        _console().print(printable(f"drawn in {command.plot}"), markup=False)
 
 
 def _index(command: IndexCommand) -> None:

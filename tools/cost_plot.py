@@ -11,6 +11,7 @@ Hues, text and the dark scheme are those of `tools.timeline_svg`. All text is es
 from collections.abc import Iterator, Mapping
 from html import escape
 
+from balancer.printable import printable
 from tools.cost_histogram import Bin, ticks
 from tools.data_report import COLUMNS, DataReport
 from tools.timeline_svg import STYLE
@@ -36,16 +37,17 @@ def render_costs(report: DataReport, name: str) -> str:
     panel_px = HEAD_PX + CHART_PX + AXIS_PX
     shares_px = TITLE_PX + len(panels) * panel_px
     height_px = shares_px + HEAD_PX + ROW_PX * (len(COUNTED_BY) + 1) + 16
-    title = f"What {name} costs: {report.num_usable:,} usable samples"
+    title = printable(f"What {name} costs: {report.num_usable:,} usable samples")
+    rules = printable("; ".join(report.rules.values()))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH_PX} {height_px}" width="{WIDTH_PX}" '
         f'height="{height_px}" role="img" aria-labelledby="title description">',
         f'<title id="title">{escape(title)}</title>',
-        f'<desc id="description">{escape("; ".join(report.rules.values()))}</desc>',
+        f'<desc id="description">{escape(rules)}</desc>',
         f"<style>\n{STYLE}\n</style>",
         f'<rect class="page" width="{WIDTH_PX}" height="{height_px}"/>',
         _text(16, 28, title, "title"),
-        _text(16, 50, "; ".join(report.rules.values())[:150], "dim small"),
+        _text(16, 50, rules[:150], "dim small"),
     ]
     for number, (column, bins) in enumerate(panels):
         lines += _panel(COLUMNS.get(column, column), bins, TITLE_PX + number * panel_px)

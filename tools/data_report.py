@@ -238,7 +238,7 @@ def print_report(report: DataReport, console: Console) -> None:
     """Tables of counts and distributions, then what stands out, by name."""
     console.print(f"{report.num_samples} samples, {report.num_usable} usable", style="bold")
     for what, rule in report.rules.items():
-        console.print(f"{what}: {rule}", markup=False)
+        console.print(printable(f"{what}: {rule}"), markup=False)
     console.print(_modality_table(report))
     if report.distributions:
         console.print(_distribution_table(report))
@@ -249,9 +249,10 @@ def print_report(report: DataReport, console: Console) -> None:
     if report.largest:
         console.print("Largest samples:", style="bold")
     for item in report.largest:
-        console.print(f"  {item.llm_tokens:,} LLM tokens, {item.patches:,} patches: {escape(item.place)}")
+        counts = f"{item.llm_tokens:,} LLM tokens, {item.patches:,} patches"
+        console.print(f"  {counts}: {printable(item.place)}", markup=False)
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(printable(f"note: {note}"), markup=False)
     if report.num_without_labels:
         console.print(f"{report.num_without_labels} samples have no label token: they cost time and teach nothing")
     if report.num_estimated:
@@ -262,8 +263,8 @@ def print_report(report: DataReport, console: Console) -> None:
     if report.num_clamped:
         console.print(f"{report.num_clamped} samples hold a medium that is clamped to what the processor takes")
     if report.unusable:
-        reasons = ", ".join(f"{escape(reason)}: {count}" for reason, count in report.reasons.items())
-        console.print(f"Unusable samples ({reasons}):", style="bold")
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in report.reasons.items())
+        console.print(printable(f"Unusable samples ({reasons}):"), style="bold", markup=False)
     for bad in report.unusable[:MAX_LISTED]:
         # Most messages name their place themselves.
         place = "" if bad.place in bad.message else f"{bad.place}: "

@@ -21,6 +21,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from balancer.printable import printable
 from dataloaders.errors import DataError
 from dataloaders.index import CostIndex
 from dataloaders.index_build import BuildProgress, Part, build_shards
@@ -154,7 +155,7 @@ def print_index(index: CostIndex, console: Console, built: BuildProgress | None 
     if said["clamped"]:
         lines.append(f"{said['clamped']:,} samples hold media that were clamped to what the processor takes")
     for line in lines:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
 
 @contextmanager

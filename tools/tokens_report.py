@@ -212,9 +212,7 @@ def print_report(report: TokensReport, console: Console) -> None:
 
 def _model_folder(model: Path | None) -> Path:
     if model is None:
-        raise UsageError(
-            f"--model is missing: it names a folder of a model. For example: {EXAMPLE}"
-        )
+        raise UsageError(f"--model is missing: it names a folder of a model. For example: {EXAMPLE}")
     folder = model.expanduser()
     if not folder.is_dir():
         raise UsageError(f"--model {model}: no such folder. Name a model folder in Hugging Face format.")

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import BinaryIO, Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias, cast
 
 import av
 import av.codec
@@ -39,12 +39,15 @@ from dataloaders.probe.video_count import check_frames, count_frames, estimate_f
 from dataloaders.probe.video_open import (
     Container,
     Frame,
+    OutOfTime,
     Stream,
+    TimedFile,
     coded_size,
     decoded_rotation,
     matroska_may_turn,
     open_video,
     open_with_claims,
+    timeout,
 )
 
 __all__ = ["Container", "Frame", "Stream", "VideoMeta", "coded_size", "open_video", "probe_video"]
@@ -100,11 +103,15 @@ def probe_video(
     """
     limits, place = limits or _DEFAULT_LIMITS, place_of(src, place)
     with open_source(src, limits=limits, place=place) as (file, size):
-        if is_mp4(file.read(8)):
-            track = read_index(file, size)
-            if track is not None and can_decode(track.codec):
-                return _from_index(track, limits, place)
-        return _from_ffmpeg(file, size, limits=limits, count_packets=count_packets, place=place)
+        timed = cast(BinaryIO, TimedFile(file, time.monotonic() + limits.max_probe_s))
+        try:
+            if is_mp4(timed.read(8)):
+                track = read_index(timed, size)
+                if track is not None and can_decode(track.codec):
+                    return _from_index(track, limits, place)
+            return _from_ffmpeg(timed, size, limits=limits, count_packets=count_packets, place=place)
+        except OutOfTime:
+            raise timeout(limits, place) from None
 
 
 def is_sideways(rotation: int) -> bool:
@@ -140,20 +147,19 @@ def _from_index(track: Mp4Video, limits: ProbeLimits, place: str) -> VideoMeta:
 
 
 def _from_ffmpeg(file: BinaryIO, size: int, *, limits: ProbeLimits, count_packets: bool, place: str) -> VideoMeta:
-    deadline_s, turned = time.monotonic() + limits.max_probe_s, 0
+    turned = 0
     if matroska_may_turn(file):
-        with open_video(file, size, place=place, limits=limits, deadline_s=deadline_s) as (container, stream):
+        with open_video(file, size, place=place, limits=limits) as (container, stream):
             coded_size(stream, limits=limits, place=place)
             turned = decoded_rotation(container, stream)
-    opened = open_with_claims(file, size, place=place, limits=limits, deadline_s=deadline_s)
-    with opened as (container, stream, claims):
+    with open_with_claims(file, size, place=place, limits=limits) as (container, stream, claims):
         width_px, height_px = coded_size(stream, limits=limits, place=place)
         rate, duration_s = float(stream.average_rate or stream.guessed_rate or 0.0), _duration_s(container, stream)
         counted = header_frames(container, stream, claims, size=size, limits=limits, place=place)
         if counted is None and not count_packets and rate > 0 and duration_s > 0:
             counted = estimate_frames(rate, duration_s, limits=limits, place=place)
         if counted is None:
-            counted = count_frames(container, stream, rate=rate, limits=limits, place=place, deadline_s=deadline_s)
+            counted = count_frames(container, stream, rate=rate, limits=limits, place=place)
         meta = VideoMeta(
             width_px=width_px,
             height_px=height_px,
@@ -192,7 +198,11 @@ def _finish(meta: VideoMeta, *, place: str) -> VideoMeta:
 def _duration_s(container: Container, stream: Stream) -> float:
     if stream.duration is not None and stream.time_base is not None and stream.duration > 0:
         return float(stream.duration * stream.time_base)
-    return container.duration / av.time_base if container.duration and container.duration > 0 else 0.0
+    if not container.duration or container.duration < 0:
+        return 0.0
+    # An FLV header has the last timestamp, not the span of them.
+    before = container.start_time if container.format.name == "flv" and container.start_time else 0
+    return float(max(container.duration - before, 0) / av.time_base)
 
 
 def _sar(stream: Stream) -> Fraction:

@@ -5,17 +5,15 @@ count_frames     packets from the first key frame on, with the times they span
 estimate_frames  duration x rate
 """
 
-import time
 from dataclasses import dataclass
 from typing import Literal
 
 from dataloaders.errors import MediaError, Reason
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.probe.mp4_guard import Mp4Claims
-from dataloaders.probe.video_open import Container, Packet, Stream, timeout
+from dataloaders.probe.video_open import Container, Packet, Stream
 
 _SHOW_FRAME = 0x10  # bit of a VP8 frame's first byte (RFC 6386, 9.1)
-_LOOK_AT_CLOCK_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +63,14 @@ def estimate_frames(rate: float, duration_s: float, *, limits: ProbeLimits, plac
     return Count(num_frames=max(frames, 1), confidence="estimated")
 
 
-def count_frames(
-    container: Container, stream: Stream, *, rate: float, limits: ProbeLimits, place: str, deadline_s: float
-) -> Count:
+def count_frames(container: Container, stream: Stream, *, rate: float, limits: ProbeLimits, place: str) -> Count:
     """Walk all packets of the stream; `rate` is what the header says, 0 where it says nothing.
 
     Raises:
-        MediaError: `too_large` or `timeout`.
+        MediaError: `too_large`.
     """
     tally = _Tally(is_vp8=stream.codec_context.codec.canonical_name == "vp8")
-    for index, packet in enumerate(container.demux(stream)):
-        if index % _LOOK_AT_CLOCK_EVERY == 0 and time.monotonic() > deadline_s:
-            raise timeout(limits, place)
+    for packet in container.demux(stream):
         tally.add(packet)
         check_frames(tally.num_frames, limits=limits, place=place)
     span_s = tally.span_s(float(stream.time_base or 0), rate)

@@ -7,10 +7,11 @@ only self-contained containers are on the list and no protocol is allowed. FFmpe
 torchcodec and its own tools do (av_find_best_stream), which is not always the first.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import av
 import av.error
@@ -44,35 +45,39 @@ Frame: TypeAlias = Any
 Packet: TypeAlias = Any
 
 
-class _OutOfTime(Exception):
-    """The deadline passed while FFmpeg was reading."""
+class OutOfTime(Exception):
+    """The deadline passed while a file was read."""
 
 
-class _TimedFile:
-    """The file as FFmpeg reads it: every read is a chance to stop."""
+class TimedFile:
+    """A file as our parsers and FFmpeg read it: every read is a chance to stop.
 
-    def __init__(self, file: BinaryIO, deadline_s: float | None) -> None:
-        self._file, self._deadline_s = file, deadline_s
+    Args:
+        deadline_s: instant of `time.monotonic()` behind which `read` raises `OutOfTime`.
+    """
+
+    def __init__(self, file: BinaryIO, deadline_s: float = math.inf) -> None:
+        self._file, self.deadline_s = file, deadline_s
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int = -1) -> bytes:
-        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
-            raise _OutOfTime
+        if time.monotonic() > self.deadline_s:
+            raise OutOfTime
         return self._file.read(size)
 
 
 @contextmanager
 def open_video(
-    file: BinaryIO, size: int, *, place: str, limits: ProbeLimits | None = None, deadline_s: float | None = None
+    file: BinaryIO | TimedFile, size: int, *, place: str, limits: ProbeLimits | None = None
 ) -> Iterator[tuple[Container, Stream]]:
     """Open (container, best video stream) as `open_with_claims` does."""
-    with open_with_claims(file, size, place=place, limits=limits, deadline_s=deadline_s) as (container, stream, _):
+    with open_with_claims(file, size, place=place, limits=limits) as (container, stream, _):
         yield container, stream
 
 
 @contextmanager
 def open_with_claims(
-    file: BinaryIO, size: int, *, place: str, limits: ProbeLimits | None = None, deadline_s: float | None = None
+    file: BinaryIO | TimedFile, size: int, *, place: str, limits: ProbeLimits | None = None
 ) -> Iterator[tuple[Container, Stream, Mp4Claims | None]]:
     """Open (container, best video stream, claims of its index where it is an MP4 file).
 
@@ -82,22 +87,21 @@ def open_with_claims(
         file, size: the encoded bytes and their number.
         place: what errors name as the origin.
         limits: ceilings for what the header may claim; the defaults when None.
-        deadline_s: instant of `time.monotonic()` behind which reading stops; None: never.
 
     Raises:
         MediaError: `unknown_format`, `truncated`, `corrupt`, `too_large`, `timeout` or `no_video_stream`.
         OSError: the storage failed.
     """
     limits = limits or ProbeLimits()
-    file.seek(0)
-    head = file.read(16)
-    claims = check_claims(
-        file, size, limits=limits, place=place
-    )  # of any file: FFmpeg knows MP4 by more than its start
-    file.seek(0)
+    timed = cast(BinaryIO, file if isinstance(file, TimedFile) else TimedFile(file))
+    timed.seek(0)
+    head = timed.read(16)
+    # Of any file: FFmpeg knows MP4 by more than its start.
+    claims = check_claims(timed, size, limits=limits, place=place)
+    timed.seek(0)
     options = _OPEN_OPTIONS | {"max_pixels": str(max(limits.max_frame_pixels, _HARMLESS_PIXELS))}
     try:
-        with av.open(_TimedFile(file, deadline_s), mode="r", options=options, metadata_errors="replace") as container:
+        with av.open(timed, mode="r", options=options, metadata_errors="replace") as container:
             stream = container.streams.best("video")
             if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
                 raise MediaError(
@@ -109,7 +113,7 @@ def open_with_claims(
             yield container, stream, claims if "mp4" in container.format.name else None
     except MediaError:
         raise
-    except _OutOfTime:
+    except OutOfTime:
         raise timeout(limits, place) from None
     except (av.error.FFmpegError, OSError, ValueError, EOFError, OverflowError, LookupError) as error:
         # LookupError: PyAV does not expect a damaged file to grow streams while it is read.

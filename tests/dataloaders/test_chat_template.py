@@ -163,3 +163,51 @@ def test_damaged_and_huge_templates_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text("{")
     with pytest.raises(DataError, match="not JSON"):
         find_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% set r = range(99999) | list %}{% for a in r %}{% if (r | sort)[0] %}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_loop_that_writes_nothing_and_calls_nothing_ends_in_time(source: str) -> None:
+    with pytest.raises(TemplateRefusal, match=r"more than 0.2 s of rendering"):
+        _render(source, limits=RenderLimits(max_seconds=0.2))
+
+
+def test_a_product_of_huge_numbers_is_refused_before_it_is_made() -> None:
+    source = "{% set n = namespace(x=3) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}"
+    with pytest.raises(TemplateRefusal, match="a product of more than 4096 bits"):
+        _render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ loop.length }}{{ loop.last }}{{ loop.nextitem }}{% else %}none{% endfor %}",
+        "{% for m in [] %}{% else %}none{% endfor %}{% for m in missing %}{% else %}none{% endfor %}",
+        "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{{ loop.revindex }}{% endfor %}",
+        "{% for r in messages | map(attribute='role') if r != 'user' %}{{ r }}{{ loop.length }}{% endfor %}",
+        "{% for x in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ loop(x) if x is iterable }}{% endfor %}",
+    ],
+)
+def test_a_watched_loop_is_the_loop_of_transformers(source: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    assert _render(source) == utils.render_jinja_template([TALK], chat_template=source)[0][0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "".join(f"{{% for a{i} in messages %}}" for i in range(25)) + "{% endfor %}" * 25,
+        "{% if true %}" * 150 + "{% endif %}" * 150,
+        "{{ " + "1" * 5000 + " }}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    ],
+    ids=["loops", "branches", "number", "parentheses"],
+)
+def test_what_python_cannot_compile_is_refused_as_a_template(source: str) -> None:
+    with pytest.raises(DataError, match="the chat template does not compile"):
+        ChatTemplate(source=source)

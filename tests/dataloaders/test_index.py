@@ -324,3 +324,75 @@ def test_an_index_in_memory_travels_by_value() -> None:
 def test_a_scanned_index_survives_the_way_through_files(tmp_path: Path, small_shard: Path) -> None:
     index = scan_source(TarSource(str(small_shard)), Qwen25VLEstimator())
     assert _equal(index, write_index(tmp_path / "index", index))
+
+
+@pytest.mark.parametrize("others", [[], ["__0_0.distcp"], ["samples.arrow", "thesis.txt"]])
+def test_a_meta_json_of_somebody_else_protects_its_folder(tmp_path: Path, others: list[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("meta.json", *others):
+        (tmp_path / "mine" / name).write_text('{"step": 100}')
+    with pytest.raises(IndexFormatError, match="holds something else and is not overwritten"):
+        write_index(tmp_path / "mine", _index())
+    assert sorted(os.listdir(tmp_path / "mine")) == sorted(["meta.json", *others])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_index_behind_a_link_is_written_behind_it(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        write_index(tmp_path / "link", _index())
+    assert (tmp_path / "link").is_symlink()
+    assert _equal(CostIndex.open(tmp_path / "disk"), _index())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff"])
+def test_a_folder_that_cannot_be_named_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(IndexFormatError, match="the path is not UTF-8 text"):
+        write_index(f"{tmp_path}/{name}", _index())
+
+
+def test_a_mounted_folder_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(IndexFormatError, match=r"a file system is mounted here at /. Name a folder inside it"):
+        write_index("/", _index())
+
+
+def _edited(folder: Path, path: tuple[str, ...], value: object) -> Path:
+    write_index(folder, _index((1,), bad=[]))
+    meta = json.loads((folder / "meta.json").read_text())
+    node = meta
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("key", "rules"), "1"),
+        (("key", "train_on"), {}),
+        (("rules",), {"media": {"a": 1}}),
+        (("rules",), []),
+        (("reasons",), [1]),
+        (("part",), {"number": None, "count": 2, "num_shards": 1, "shards": "x"}),
+        (("part",), {"number": 2, "count": 2, "num_shards": 1, "shards": "x"}),
+        (("samples", "rows"), 10**12),
+        (("items", "rows"), 10**12),
+    ],
+)
+def test_values_of_other_types_and_claimed_sizes_are_damage(
+    tmp_path: Path, path: tuple[str, ...], value: object
+) -> None:
+    with pytest.raises(IndexFormatError, match=r"damaged.*Delete the folder"):
+        CostIndex.open(_edited(tmp_path / "index", path, value))
+
+
+def test_a_process_that_opens_thousands_of_indices_does_not_run_out_of_maps(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", _index())
+    before = Path("/proc/self/maps").read_text().count("index/")
+    opened = [CostIndex.open(tmp_path / "index", map_small=False) for _ in range(20)]
+    assert Path("/proc/self/maps").read_text().count("index/") == before
+    assert all(_equal(index, _index()) for index in opened)

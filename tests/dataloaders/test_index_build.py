@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from dataloaders import index_build, shard_scan
-from dataloaders.encoder import ByteEncoder
+from dataloaders.counts import ItemCounts
+from dataloaders.encoder import ByteEncoder, TextCounts
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
 from dataloaders.index import CostIndex
 from dataloaders.index_build import BuildProgress, Part, build_shards
+from dataloaders.record import Record
 from dataloaders.scan import build_index, scan_source
 from dataloaders.scan_rows import ScanOptions
 from dataloaders.shard_scan import shard_notes
@@ -358,3 +360,100 @@ def test_units_of_other_options_are_not_taken(shards: Path, tmp_path: Path, monk
     clamped = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", ScanOptions(unfit="clamp"))
     assert len(scanned.take()) == 5
     assert replace(clamped.key, unfit="skip") == scan_source(TarSource(str(shards / "*.tar")), ESTIMATOR).key
+
+
+def test_what_a_killed_build_was_writing_is_swept_by_the_next_one(shards: Path, tmp_path: Path) -> None:
+    killed = "import os, sys\nfrom dataloaders import index\nindex._write_files = lambda *_: os.kill(os.getpid(), 9)\n"
+    killed += (
+        "from dataloaders.estimators import Qwen25VLEstimator as E\nfrom dataloaders.index_build import build_shards\n"
+    )
+    killed += "build_shards(sys.argv[1], E(), sys.argv[2])"
+    argv = [sys.executable, "-c", killed, str(shards / "*.tar"), str(tmp_path / "index")]
+    assert subprocess.run(argv, timeout=60, check=False).returncode == -9
+    assert sorted(os.listdir(tmp_path)) == ["index.building", "shards"]
+    build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    assert sorted(os.listdir(tmp_path)) == ["index", "shards"]
+
+
+def test_the_whole_index_is_written_inside_the_folder_of_the_build(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, index: CostIndex, *, scratch: Path | None = None) -> CostIndex:
+        assert scratch == tmp_path / "index.building"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index_build, "write_index", full)
+    with pytest.raises(OSError, match="No space left"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+
+
+def test_the_folder_of_a_build_may_vanish_before_it_is_locked(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = Path.open, []
+
+    def opened(path: Path, *args: object, **options: object) -> object:
+        if path.name == "lock" and not tries:
+            tries.append(path)
+            shutil.rmtree(path.parent)  # as a build that ends just now does
+        return real(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "open", opened)
+    assert len(build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")) == 25
+    assert tries
+
+
+def test_replacing_never_deletes_a_folder_that_is_no_index(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "step_000100").mkdir()
+    (tmp_path / "step_000100" / "meta.json").write_text("{}")
+    (tmp_path / "step_000100" / "weights").write_text("x")
+    with pytest.raises(IndexFormatError, match="holds something else"):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "step_000100", replace=True)
+    assert len(os.listdir(tmp_path / "step_000100")) == 2
+
+
+def test_a_damaged_report_of_a_shard_is_an_index_error(shards: Path, tmp_path: Path) -> None:
+    index = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    for report in ('{"num_samples": "x"}', '{"no": 1}', "[", "[1]"):
+        with pytest.raises(IndexFormatError, match="damaged: the report on"):
+            shard_notes([replace(index.shards[0], report=report)])
+
+
+class Negative(Qwen25VLEstimator):
+    """Counts that are none."""
+
+    def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
+        counts = super().image(width_px, height_px, num_images=num_images)
+        return replace(counts, **{self.name: self.value})
+
+    name: str
+    value: object
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("llm_tokens", -1), ("tiles", 1.5), ("visual_tokens", "x"), ("grid", (0, 0, -1))]
+)
+def test_counts_that_are_none_are_a_fault_of_the_estimator(
+    shards: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    kind = type("Faulty", (Negative,), {"name": name, "value": value})
+    with pytest.raises(DataError, match=r"the estimator gives .* where a count is needed at .*member 0.png"):
+        build_shards(str(shards / "s0.tar"), kind(), tmp_path / "index")
+
+
+def test_sums_of_tokens_that_do_not_fit_a_column_leave_out_the_sample_alone(shards: Path, tmp_path: Path) -> None:
+    kind = type("Huge", (Negative,), {"name": "tiles", "value": 2**31})
+    index = build_shards(str(shards / "s0.tar"), kind(), tmp_path / "index")
+    assert {bad.reason for bad in index.bad} == {"too_large"}
+
+
+class NegativeText(ByteEncoder):
+    """An encoder whose text is shorter than nothing."""
+
+    def count(self, record: Record, item_tokens: Sequence[int]) -> TextCounts:
+        return TextCounts(sum(item_tokens) - 1, 0)
+
+
+def test_text_of_less_than_nothing_is_a_fault_of_the_encoder(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the encoder gives -1 where a count is needed at shard .*, key 0"):
+        build_shards(str(shards / "s0.tar"), ESTIMATOR, tmp_path / "index", ScanOptions(encoder=NegativeText()))

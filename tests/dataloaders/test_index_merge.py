@@ -1,5 +1,6 @@
 """Parts of several machines: merged they are the index of one machine, and anything else is named."""
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -113,3 +114,20 @@ def test_pieces_without_samples_are_legal(urls: list[str], tmp_path: Path) -> No
     both = concatenate([empty, index, empty], index.key)
     assert both.fingerprint == index.fingerprint
     assert len(write_index(tmp_path / "empty", empty)) == 0
+
+
+def test_very_many_missing_parts_are_counted_not_listed(urls: list[str], tmp_path: Path) -> None:
+    (folder,) = _parts(urls, tmp_path, 1)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "part": {**meta["part"], "count": 10**9}}))
+    with pytest.raises(IndexFormatError, match=r"part 20/1000000000 is missing; and 999999979 more at merge") as caught:
+        merge_parts([folder], tmp_path / "whole")
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_part_that_lacks_a_shard_is_damaged(urls: list[str], tmp_path: Path) -> None:
+    (folder,) = _parts(urls, tmp_path, 1)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "part": {**meta["part"], "num_shards": 99}}))
+    with pytest.raises(IndexFormatError, match=r"damaged: \d+ shards in a part of 99"):
+        merge_parts([folder], tmp_path / "whole")

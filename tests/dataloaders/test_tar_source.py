@@ -489,3 +489,34 @@ def test_opening_reads_headers_only(tmp_path: Path, write_shard: WriteShard, mon
     monkeypatch.setattr(os, "pread", counting)
     TarSource(str(shard))
     assert reads == [512] * 6  # five members and the end
+
+
+def test_the_media_of_a_sample_are_found_once_however_many_there_are(
+    tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TEXT.replace(b"Hi", b"<image><video>" * 40)
+    media = [(f"a.{j}.{'mp4' if j < 40 else 'png'}", bytes([j])) for j in range(80)]
+    source = TarSource(str(write_shard(tmp_path / "a.tar", [("a.json", text), *media])))
+    parsed: list[str] = []
+    real = tar_source.parse_record
+
+    def counted(*args: object, **options: object) -> object:
+        parsed.append(str(options["key"]))
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tar_source, "parse_record", counted)
+    found = [source.media_bytes(0, j)[0] for j in range(80)]
+    assert found == [number for j in range(40) for number in (40 + j, j)]
+    assert parsed == ["a"]  # once for all of them, not once for each
+
+
+def test_a_field_that_is_there_twice_is_found_in_any_spelling(tmp_path: Path, write_shard: WriteShard) -> None:
+    shard = write_shard(tmp_path / "a.tar", [("a.json", TEXT), ("a.PNG", b"1"), ("a.png", b"2")])
+    with pytest.raises(SourceError, match=r"key a has two members \.png"):
+        TarSource(str(shard))
+
+
+def test_a_path_that_no_report_can_hold_is_refused(tmp_path: Path, write_shard: WriteShard) -> None:
+    shard = write_shard(tmp_path / "\udcff.tar", [("a.json", TEXT)])
+    with pytest.raises(SourceError, match=r"not UTF-8 text: .*udcff.tar.* Rename them"):
+        TarSource(str(shard))

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from dataloaders.errors import IndexFormatError
 from dataloaders.estimators import estimator_from_config
-from dataloaders.index import CostIndex
+from dataloaders.index import CostIndex, write_index
 from dataloaders.index_build import build_shards
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
@@ -242,3 +243,23 @@ def test_shards_are_named_once_either_way(small_shard: Path, capsys: pytest.Capt
     assert main(["data"]) == 2
     assert main(["data", str(small_shard), "--data", str(small_shard)]) == 2
     assert "name the folder of an index, or shards" in capsys.readouterr().err
+
+
+def test_no_control_character_reaches_the_terminal_or_the_drawing(
+    tmp_path: Path, write_shard, chat_json, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "\x1b[31m&.tar", [("a\x1b[2J.json", chat_json("Hi", "Yes.")), ("b.json", b"{}")])
+    index = write_index(tmp_path / "\x1b]0;x", _index_of(shard))
+    for source in (shard, index.folder):
+        drawn = tmp_path / "\x1b[1m.svg"
+        assert main(["data", str(source), "--plot", str(drawn)]) == 0
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err
+        ElementTree.fromstring(drawn.read_text(encoding="utf-8"))
+
+
+def _index_of(shard: Path) -> CostIndex:
+    """The index of a shard with rules in words that hold a terminal escape."""
+    index = scan_source(TarSource(str(shard)), load_estimator(None))
+    index.rules["media"] = "\x1b[31mred"
+    return index
