@@ -505,6 +505,7 @@ UNCOUNTED = [
     ("matroska", "mpeg4", {}),
     ("webm", "libvpx", {}),
     ("flv", "flv", {}),
+    ("flv", "libx264", {}),  # B-frames: it starts late
     ("mpegts", "mpeg2video", {}),
     ("mp4", "mpeg4", {"movflags": "frag_keyframe+empty_moov"}),
 ]
