@@ -80,6 +80,12 @@ from dataloaders.tokenizer import Special as Special
 if TYPE_CHECKING:
     from dataloaders.template_encoder import TemplateEncoder as TemplateEncoder
 else:
+    # What is imported above, without the modules that come with it, and what is loaded on first use.
+    __all__ = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith("dataloaders.")]
+    __all__.append("TemplateEncoder")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "TemplateEncoder"})
 
     def __getattr__(name: str) -> object:
         if name != "TemplateEncoder":

@@ -216,9 +216,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             most = _current.get().limits.max_chars
             if isinstance(times, int) and isinstance(repeated, (str, list, tuple)) and times * len(repeated) > most:
                 raise SecurityError(f"a product of more than {most} characters or elements")
-            if isinstance(left, int) and isinstance(right, int):
-                if left.bit_length() + right.bit_length() > _MAX_POWER_BITS:
-                    raise SecurityError(f"a product of more than {_MAX_POWER_BITS} bits")
+            numbers = isinstance(left, int) and isinstance(right, int)
+            if numbers and left.bit_length() + right.bit_length() > _MAX_POWER_BITS:
+                raise SecurityError(f"a product of more than {_MAX_POWER_BITS} bits")
         return super().call_binop(context, operator, left, right)
 
 

@@ -51,6 +51,7 @@ __all__ = [
     "IndexKey",
     "foreign",
     "overwritable",
+    "unwritable",
     "write_index",
 ]
 
@@ -107,6 +108,11 @@ class CostIndex:
 
     def __len__(self) -> int:
         return len(self.samples["num_items"])
+
+    def __repr__(self) -> str:
+        part = "" if self.part is None else f"part {self.part}, "
+        media = len(self.items["patches"])
+        return f"CostIndex({len(self)} samples, {media} media, {part}{self.folder or 'in memory'})"
 
     @cached_property
     def item_offsets(self) -> NDArray[np.int64]:
@@ -207,25 +213,20 @@ class CostIndex:
         """Map an index that `write_index` has written; hardly a column is read.
 
         Args:
+            folder: `~` is the home folder.
             map_small: False: small files are read instead, for a process that opens thousands of indices and has room
                 for 65,530 maps.
 
         Raises:
             IndexFormatError: not an index, another format version, damaged, or made from something else than `expect`.
         """
-        folder = Path(folder)
+        folder = Path(os.path.expanduser(folder))
         meta = form.read_meta(folder)
         try:
             key = form.typed(IndexKey, meta["key"])
-            sizes = {name: (folder / name).stat().st_size for name in form.TABLES}
             if expect is not None and key != expect:
-                raise foreign(folder, key.differences(expect))
-            if sizes != meta["file_bytes"]:
-                raise IndexFormatError(
-                    f"files of {sizes} bytes, but meta.json says {meta['file_bytes']}",
-                    place=str(folder),
-                    remedy=form.AGAIN,
-                )
+                raise foreign(folder, key.differences(expect, rules=meta["rules"]))
+            form.check_sizes(folder, meta["file_bytes"])
             tables = {
                 name: form.map_table(folder / name, form.SCHEMAS.get(name), map_small=map_small) for name in form.TABLES
             }
@@ -301,11 +302,14 @@ def write_index(folder: str | Path, index: CostIndex, *, scratch: Path | None = 
             killed leaves its files there.
 
     Raises:
-        IndexFormatError: the folder exists and is not an index: it is not overwritten.
+        IndexFormatError: the folder exists and is not an index: it is not overwritten; or nothing can be written there.
     """
     folder = overwritable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".new-", suffix=".tmp", dir=scratch or folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".new-", suffix=".tmp", dir=scratch or folder.parent))
+    except OSError as error:
+        raise unwritable(folder, error) from error
     try:
         (part / "new").mkdir()
         _write_files(part / "new", index)
@@ -318,12 +322,12 @@ def write_index(folder: str | Path, index: CostIndex, *, scratch: Path | None = 
 
 
 def overwritable(folder: str | Path) -> Path:
-    """The folder itself, links followed, in which an index may be written: absent, empty, or an index and no more.
+    """The folder itself, `~` and links followed, in which an index may be written: absent, empty, or an index alone.
 
     Raises:
         IndexFormatError: it holds something else, or cannot be moved.
     """
-    name = os.fspath(folder)
+    name = os.path.expanduser(os.fspath(folder))
     if name.encode("utf-8", "replace").decode() != name or "\0" in name:
         raise IndexFormatError("the path is not UTF-8 text", place=name, remedy="Choose another folder.")
     real = Path(os.path.realpath(name))
@@ -339,6 +343,15 @@ def overwritable(folder: str | Path) -> Path:
             remedy="Choose another folder, or move these files elsewhere.",
         )
     return real
+
+
+def unwritable(folder: Path, error: OSError) -> IndexFormatError:
+    """The error for a place where no index can be written."""
+    return IndexFormatError(
+        f"nothing can be written here: {error}",
+        place=str(folder),
+        remedy="Choose another folder, or change the permissions.",
+    )
 
 
 def _strangers(folder: Path) -> list[str]:

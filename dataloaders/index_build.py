@@ -21,40 +21,39 @@ from pathlib import Path
 
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
-from dataloaders.index import CostIndex, foreign, overwritable, write_index
+from dataloaders.index import CostIndex, foreign, overwritable, unwritable, write_index
 from dataloaders.index_format import PartOf
 from dataloaders.index_merge import concatenate, shard_pieces
 from dataloaders.index_workers import Report, ShardEvent, num_cpus, scan_here, scan_in_workers
-from dataloaders.scan_rows import ScanOptions, raise_unfit
+from dataloaders.scan_rows import ScanOptions, check_estimator, raise_unfit, rules_in_words
 from dataloaders.shard_scan import ScanContext, ShardJob, finished_unit, open_unit, shard_job
 from dataloaders.tar_source import TarSource, check_shards, list_urls, repeated, source_fingerprint
 
 MAX_LISTED = 20
+MAX_NAMED = 5
 SMALL_BYTES = 256 * 1024**2  # below it, starting processes takes longer than scanning
 _LOCK = "lock"
+_NO_PART = "none there is. Write i/n with i from 0 to n - 1, for example 0/4 to 3/4 on four machines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Part `number` of `count`: the shards k with k mod count = number. `n/n` is the same part as `0/n`."""
+    """Part `number` of `count`: the shards k with k mod count = number, from 0."""
 
     number: int
     count: int
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.number < self.count:
-            raise DataError(
-                f"part {self.number}/{self.count}", place="Part", remedy="Write i/n with i from 0 to n - 1 (or 1 to n)."
-            )
+            raise DataError(f"part {self.number}/{self.count}: {_NO_PART}")
 
     @classmethod
     def parse(cls, text: str) -> "Part":
-        """From `i/n`, i counted from 0 or from 1."""
+        """From `i/n`, i counted from 0."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
-        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        if count < 1 or number > count:
-            raise DataError(f"part {text!r}", place="--part", remedy="Write i/n with i from 0 to n - 1 (or 1 to n).")
-        return cls(number=number % count, count=count)
+        if match is None:
+            raise DataError(f"part {text!r}: {_NO_PART}")
+        return cls(number=int(match[1]), count=int(match[2]))
 
     def of(self, shards: Sequence[str]) -> PartOf:
         """What is stored, so that parts of other lists of shards are not merged."""
@@ -131,15 +130,18 @@ def build_shards(
         urls: shards, see `TarSource`.
         workers: processes; 1: this one alone; None: as many as there are CPUs, if there is enough to do.
         part: build the index of a part of the shards, for `merge_parts`.
-        replace: an index of other rules or options in `folder` is replaced; False: it is an error.
+        replace: an index in `folder` may be replaced by one of other rules, options or part, or by one that lacks
+            shards of it; False: that is an error.
         wait: while another process builds it, wait for that one; False: it is an error.
         progress: called after every shard, and now and then in between.
 
     Raises:
-        IndexFormatError: `folder` holds something else, an index of other options, or is being built already.
+        IndexFormatError: `folder` holds something else, an index of other options or of shards that would be lost, or
+            is being built already; or nothing can be written there.
         SourceError, OSError: shards cannot be read (all are tried, finished ones are kept), or a worker was lost.
         DataError: unfit media under the policy `error`, listing them.
     """
+    check_estimator(estimator)
     folder, options = overwritable(folder), options or ScanOptions()
     names = list_urls(urls)
     own = names if part is None else names[part.number :: part.count]
@@ -147,12 +149,12 @@ def build_shards(
     part_of = None if part is None else part.of(names)
     paths = [os.path.abspath(path) for path in own]
     if twice := repeated(paths):
-        raise SourceError(
-            f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="index", remedy="List every shard once."
-        )
+        raise SourceError(f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", remedy="List every shard once.")
     with _locked(folder, wait=wait) as building:
         context = ScanContext(estimator=estimator, options=options, folder=building)
         old = _old_index(folder, options, estimator, replace=replace)
+        if old is not None and not replace:
+            _check_kept(old, paths, part_of)
         jobs = [shard_job(path) for path in paths]
         if old is not None and old.part == part_of and [s.state for s in old.shards] == [job.state for job in jobs]:
             _tell_unchanged(old, jobs, progress)
@@ -160,7 +162,7 @@ def build_shards(
             pieces = _pieces(jobs, context, old, workers=workers, progress=progress)
             source = source_fingerprint(piece.shards[0].fingerprint for piece in pieces)
             whole = concatenate(pieces, options.key(source, estimator), part=part_of)
-            raise_unfit(whole)
+            raise_unfit(whole, kept=building)
             old = write_index(folder, whole, scratch=building)
         _remove_units(building)
     return old
@@ -228,7 +230,12 @@ def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *,
         return None
     try:
         index = CostIndex.open(folder)
-        differing = index.key.differences(options.key("", estimator), but=("source",))
+        differing = index.key.differences(
+            options.key("", estimator),
+            but=("source",),
+            rules=index.rules,
+            expected_rules=rules_in_words(estimator, options.encoder),
+        )
         if differing:
             raise foreign(folder, differing, "Choose another folder, or replace this index with --replace.")
     except IndexFormatError:
@@ -236,6 +243,25 @@ def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *,
             return None
         raise
     return index
+
+
+def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> None:
+    """Refuse to lose shards that are in the index, or to make another part of it."""
+    remedy = "Choose another folder, or replace this index with --replace (in Python: replace=True)."
+    kept = set(paths)
+    lost = [shard.path for shard in old.shards if shard.path not in kept]
+    if lost:
+        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
+        raise IndexFormatError(
+            f"{len(lost)} of the {len(old.shards)} shards in this index are not among those that are named: "
+            f"{', '.join(lost[:MAX_NAMED])}{more}",
+            place=str(old.folder),
+            remedy=f"Name them too. {remedy}",
+        )
+    was, now = (None if each is None else (each.number, each.count) for each in (old.part, part))
+    if was != now:
+        of, to = ("an index of all shards" if each is None else f"part {each}" for each in (old.part, part))
+        raise IndexFormatError(f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy)
 
 
 def _tell_unchanged(
@@ -269,11 +295,13 @@ def _is_same(path: Path, descriptor: int) -> bool:
 @contextmanager
 def _lock_file(path: Path, folder: Path, *, wait: bool) -> Iterator[None]:
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("a")
         except FileNotFoundError:  # a build that ended just now has removed the folder
             continue
+        except OSError as error:
+            raise unwritable(folder, error) from error
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,6 +12,7 @@ does not fit raises when it is written and never wraps.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
@@ -152,13 +153,38 @@ class IndexKey:
     limits: str
     unfit: str = "skip"
 
-    def differences(self, expected: "IndexKey", *, but: Sequence[str] = ()) -> list[str]:
-        """Fields (other than `but`) that differ, as `name is x, expected y`."""
+    def differences(
+        self,
+        expected: "IndexKey",
+        *,
+        but: Sequence[str] = (),
+        rules: Mapping[str, str] | None = None,
+        expected_rules: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """Fields (other than `but`) that differ, as `name is x, expected y`.
+
+        Args:
+            rules, expected_rules: of both indices, in words (`CostIndex.rules`), for fields that are fingerprints.
+        """
         return [
             f"{name} is {value}, expected {getattr(expected, name)}"
+            + _in_words(_WORDS.get(name, ""), rules or {}, expected_rules or {})
             for name, value in asdict(self).items()
             if name not in but and value != getattr(expected, name)
         ]
+
+
+_WORDS = {"estimator": "media", "tokenizer": "text"}  # field of the key -> rule in words
+
+
+def _in_words(what: str, rules: Mapping[str, str], expected_rules: Mapping[str, str]) -> str:
+    """The difference of two fingerprints for people; "" where no words are known."""
+    found, expected = rules.get(what, ""), expected_rules.get(what, "")
+    if not found:
+        return ""
+    if found == expected:
+        return f" ({what} counted by {found!r} with other options)"
+    return f" ({what} counted by {found!r}" + (f", not by {expected!r})" if expected else ")")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +255,8 @@ class Columns(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         column = self._made.get(name)
         if column is None:
+            if name not in self._dtypes:
+                raise KeyError(f"no column {name!r}; there are {', '.join(self._dtypes)}")
             dtype = np.dtype(self._dtypes[name])
             column = self._made[name] = read_only(self._make(name), dtype)
         return column
@@ -310,9 +338,14 @@ def records_table(records: Sequence[Any], schema: pa.Schema) -> pa.Table:
 def write_table(path: Path, table: pa.Table, *, one_batch: bool = True) -> None:
     """Write an Arrow IPC file; with `one_batch` a column is one piece of memory."""
     batches = table.combine_chunks().to_batches() if one_batch else table.unify_dictionaries().to_batches()
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    try:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error  # Arrow does not say which file
 
 
 def map_table(path: Path, schema: pa.Schema | None = None, *, map_small: bool = True) -> pa.Table:
@@ -351,6 +384,24 @@ def typed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     return made
 
 
+def _no_index(folder: Path, error: Exception) -> str:
+    if not folder.is_dir():
+        return "a file, not a folder" if folder.exists() else "no such folder"
+    return f"no {META} in it" if isinstance(error, FileNotFoundError) else f"{META}: {error!r}"
+
+
+def check_sizes(folder: Path, expected: Mapping[str, int]) -> None:
+    """Raise IndexFormatError that names the files which are not there or have another size than meta.json says."""
+    sizes = {name: (folder / name).stat().st_size for name in TABLES if (folder / name).exists()}
+    wrong = [
+        f"{name} has {sizes[name]} bytes, but {META} says {expected[name]}" if name in sizes else f"{name} is missing"
+        for name in TABLES
+        if sizes.get(name) != expected[name]
+    ]
+    if wrong:
+        raise IndexFormatError(f"damaged: {'; '.join(wrong)}", place=str(folder), remedy=AGAIN)
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
     """The content of meta.json.
 
@@ -365,7 +416,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         version = meta["format_version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexFormatError(
-            f"not a cost index: {error!r}",
+            f"not a cost index: {_no_index(folder, error)}",
             place=str(folder),
             remedy="Name a folder that balancer-analyze index or build_index has written.",
         ) from error

@@ -26,7 +26,7 @@ from dataloaders.index import Confidence, CostIndex, IndexKey, write_index
 from dataloaders.index_build import BuildProgress, build_shards, is_current
 from dataloaders.probe import ProbeLimits
 from dataloaders.record_parser import RecordLimits
-from dataloaders.scan_rows import ScanOptions, Unfit, raise_unfit, scan_rows
+from dataloaders.scan_rows import ScanOptions, Unfit, check_estimator, check_source, raise_unfit, scan_rows
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
 
@@ -63,6 +63,7 @@ def index_key(
     unfit: Unfit = "skip",
 ) -> IndexKey:
     """What an index of `source` under these options is made from."""
+    check_estimator(estimator)
     options = _options(
         source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
     )
@@ -97,6 +98,7 @@ def build_index(
         DataError: unfit media under `unfit="error"`, listing them.
         OSError, SourceError: storage failed.
     """
+    check_estimator(estimator)
     options = _options(
         source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
     )
@@ -153,6 +155,7 @@ def scan_source(
         DataError: unfit media under `unfit="error"`, listing them.
         OSError, SourceError: storage failed.
     """
+    check_estimator(estimator)
     options = _options(
         source, train_on=train_on, encoder=encoder, apply_orientation=apply_orientation, limits=limits, unfit=unfit
     )
@@ -195,6 +198,7 @@ def _options(
     limits: ProbeLimits | None,
     unfit: Unfit,
 ) -> ScanOptions:
+    check_source(source)
     return ScanOptions(
         encoder=encoder or ByteEncoder(train_on=train_on),
         apply_orientation=apply_orientation,

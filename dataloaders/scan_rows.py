@@ -5,8 +5,10 @@
 `ScanOptions` is everything that decides a number besides the source and the estimator; its `key` marks the index.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -88,16 +90,44 @@ def scan_rows(
             rows.add_bad(i, source.place(i), error)
         if progress is not None:
             progress(i + 1, len(source))
-    rules = {"media": estimator.rule, "text": text_rule(options.encoder)}
+    rules = rules_in_words(estimator, options.encoder)
     return rows.to_index(options.key(source.fingerprint, estimator), rules, shards)
 
 
-def raise_unfit(index: CostIndex) -> None:
-    """Under the policy `error`: raise one DataError that names the unfit samples, if there are any."""
+def rules_in_words(estimator: TokenEstimator, encoder: RecordEncoder) -> dict[str, str]:
+    """What `CostIndex.rules` holds."""
+    return {"media": estimator.rule, "text": text_rule(encoder)}
+
+
+def check_source(source: object) -> None:
+    """Raise DataError for a path where a source is needed."""
+    if isinstance(source, (str, os.PathLike, list, tuple)):
+        raise DataError(
+            f"{source!r} is a {type(source).__name__} where a source of samples is needed",
+            remedy="Open the shards with dataloaders.tar_source.TarSource(...) and pass that.",
+        )
+
+
+def check_estimator(estimator: object) -> None:
+    """Raise DataError for a model folder or a configuration where an estimator is needed."""
+    if isinstance(estimator, (str, os.PathLike, Mapping)):
+        raise DataError(
+            f"{str(estimator)[:80]!r} is a {type(estimator).__name__} where an estimator is needed",
+            remedy="Make one with dataloaders.estimators.estimator_from_config(...) and pass that.",
+        )
+
+
+def raise_unfit(index: CostIndex, *, kept: Path | None = None) -> None:
+    """Under the policy `error`: raise one DataError that names the unfit samples, if there are any.
+
+    Args:
+        kept: where what was scanned is kept for the next try; None: nowhere.
+    """
     unfit = [bad for bad in index.bad if bad.unfit] if index.key.unfit == "error" else []
     if not unfit:
         return
     more = [f"  and {len(unfit) - MAX_LISTED} more"] if len(unfit) > MAX_LISTED else []
+    where = "" if kept is None else f". Finished shards are kept in {kept}"
     raise DataError(
         "\n".join(
             [
@@ -105,7 +135,7 @@ def raise_unfit(index: CostIndex) -> None:
                 *(f"  {bad.message}" for bad in unfit[:MAX_LISTED]),
                 *more,
                 "Repair them, or choose unfit=skip (leave these samples out) or unfit=clamp (plan and decode the media "
-                "at the nearest size that the processor takes)",
+                f"at the nearest size that the processor takes){where}",
             ]
         )
     )

@@ -80,7 +80,7 @@ def scan_shard(job: ShardJob, context: ScanContext, progress: Callable[[int, int
     """Scan a shard and write its unit; returns the number of samples.
 
     Raises:
-        OSError, SourceError: it cannot be read, or changed meanwhile.
+        OSError, SourceError: it cannot be read, or changed meanwhile, or memory ran out.
         DataError: a fault in the estimator or the encoder, with the place.
     """
     source = TarSource([job.path], limits=context.options.record_limits)
@@ -102,8 +102,14 @@ def scan_shard(job: ShardJob, context: ScanContext, progress: Callable[[int, int
 
     try:
         index = scan_rows(source, context.estimator, context.options, shards=[shard], progress=count)
-    except (OSError, DataError, MemoryError):
+    except (OSError, DataError):
         raise
+    except MemoryError as error:
+        raise SourceError(
+            "memory ran out",
+            place=source.place(done[0]),
+            remedy="Take fewer workers, or shards of fewer samples; shards that were finished are kept.",
+        ) from error
     except Exception as error:
         raise DataError(
             f"the scan failed with {type(error).__name__}: {error}",

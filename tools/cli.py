@@ -11,10 +11,11 @@ Exit codes: 0 done, 2 usage (an argument that names nothing usable), 1 failure (
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -27,12 +28,11 @@ from balancer.printable import printable
 from dataloaders.errors import DataError
 from dataloaders.estimators import Preprocessing
 from dataloaders.index import CostIndex
-from dataloaders.index_build import BuildProgress
 from tools import data_report, index_command, run_report, tokens_report
 from tools.compared_steps import choose_pair, read_pairs
 from tools.cost_plot import render_costs
 from tools.errors import AnalyzeError, UsageError
-from tools.index_command import IndexCommand, MergeCommand
+from tools.index_command import Built, IndexCommand, MergeCommand
 from tools.model_folder import TextRule, TrainOn
 from tools.timeline_svg import render_pair
 
@@ -130,8 +130,8 @@ def main(argv: list[str]) -> int:
         return leaving.code if argv and isinstance(leaving.code, int) else 2
     try:
         _execute(command)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+    except KeyboardInterrupt as leaving:
+        sys.stderr.write(printable(f"interrupted: {leaving}\n" if str(leaving) else "interrupted\n"))
         return 130
     except UsageError as error:
         return _fail(error, 2)
@@ -149,7 +149,19 @@ def parse(argv: Sequence[str]) -> Command:
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS, prog=PROGRAM, description="Analyse data sets and runs. Needs no torch.", args=list(argv)
     )
-    return cast(Command, command)
+    return _at_home(cast(Command, command))
+
+
+def _at_home(command: Command) -> Command:
+    """The command with `~` expanded in its paths: a shell leaves it in `--output=~/index` and in quotes."""
+
+    def expanded(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(expanded, value))
+        return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
+
+    values = {field.name: expanded(getattr(command, field.name)) for field in fields(command)}
+    return cast(Command, type(command)(**values))
 
 
 def _execute(command: Command) -> None:
@@ -217,7 +229,7 @@ def _index(command: IndexCommand) -> None:
     _print_index(index, built, as_json=command.json)
 
 
-def _print_index(index: CostIndex, built: BuildProgress | None, *, as_json: bool) -> None:
+def _print_index(index: CostIndex, built: Built | None, *, as_json: bool) -> None:
     if as_json:
         _write_json(index_command.describe(index, built))
     else:

@@ -34,7 +34,10 @@ class Bin:
 
 
 def histogram(values: NDArray[Any]) -> tuple[Bin, ...]:
-    """Bins from the smallest to the largest value, empty ones in between included; zeros have a bin of their own."""
+    """Bins from the smallest to the largest value, empty ones in between included; zeros have a bin of their own.
+
+    Between zeros and the first number above them there is nothing to see, so empty bins are left out there.
+    """
     counts = np.asarray(values, dtype=np.int64)
     if not len(counts):
         return ()
@@ -43,7 +46,8 @@ def histogram(values: NDArray[Any]) -> tuple[Bin, ...]:
     where = np.searchsorted(powers, counts, side="right")
     samples, num, whole = np.bincount(where), len(counts), int(counts.sum())
     bins = []
-    for number in range(int(where.min()), int(where.max()) + 1):
+    first = int(where[where > 0].min(initial=where.max()))
+    for number in (*([0] if samples[0] else []), *range(max(first, 1), int(where.max()) + 1)):
         total = int(counts[where == number].sum())
         low, high = (0, 0) if number == 0 else (2 ** (number - 1), 2**number - 1)
         bins.append(

@@ -7,6 +7,8 @@
 A scan for a report reads every record once and is not cached; `balancer-analyze index` keeps it.
 """
 
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,12 +28,13 @@ from dataloaders.estimators import Preprocessing
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.index_format import META
 from dataloaders.scan import Modalities, count_modalities, scan_source
+from dataloaders.scan_rows import text_rule
 from dataloaders.shard_scan import shard_notes
 from dataloaders.tar_headers import printable as printable_name
 from dataloaders.tar_source import TarSource
 from tools.cost_histogram import Bin, histogram, histogram_table
 from tools.errors import UsageError
-from tools.model_folder import TextRule, TrainOn, load_estimator, load_rules
+from tools.model_folder import TextRule, TrainOn, load_encoder, load_estimator, load_rules
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 COLUMNS = {
@@ -159,27 +162,37 @@ def report_on(
         text: how text is counted, see `tools.model_folder`.
         train_on: which turns carry labels; None: the answers, or what the index has.
         preprocessing: library that resizes media first, see `estimator_from_config`.
-        apply_orientation: whether images are turned as their EXIF data says.
+        apply_orientation: whether images are turned as their EXIF data says; an index answers in its notes.
         progress: called with (samples done, samples in all).
 
     Raises:
+        UsageError: neither an index nor shards, or no model folder.
         DataError: a missing or damaged shard, or a model folder without a known rule. Bad samples are rows, not errors.
-        IndexFormatError: a damaged index, or one that was made for another model or labelling.
+        IndexFormatError: a damaged index, or one that was made for another model, text rule, labelling or orientation.
     """
     urls = [data] if isinstance(data, str) else list(data)
     if len(urls) == 1 and is_index(urls[0]):
         index = CostIndex.open(Path(urls[0]).expanduser())
-        _check_index(index, processor, train_on, preprocessing)
+        _check_index(
+            index,
+            processor=processor,
+            text=text,
+            train_on=train_on,
+            preprocessing=preprocessing,
+            apply_orientation=apply_orientation,
+        )
         return summarise(index, shard_notes(index.shards))
     indices = [url for url in urls if is_index(url)]
     if indices:
         raise UsageError(f"{indices[0]} is an index; name one index alone, or shards.")
+    for url in urls:
+        _check_named(url)
     rules = load_rules(processor, text=text, train_on=train_on or "assistant", preprocessing=preprocessing)
     source = TarSource(urls)
     index = scan_source(
         source, rules.estimator, encoder=rules.encoder, apply_orientation=apply_orientation, progress=progress
     )
-    return summarise(index, source.report.lines())
+    return summarise(index, [*source.report.lines(), *([rules.note] if rules.note else [])])
 
 
 def is_index(name: str) -> bool:
@@ -187,15 +200,42 @@ def is_index(name: str) -> bool:
     return (Path(name).expanduser() / META).is_file()
 
 
+def _check_named(name: str) -> None:
+    """Refuse what can be neither an index nor shards; `TarSource` judges names of shards."""
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        raise UsageError(
+            f"{name} is neither an index (no {META}) nor shards. For the shards in it write '{name}/*.tar'."
+        )
+    if not os.path.exists(path) and not re.search(r"\.tar$|[:*?\[{]", name):
+        raise UsageError(f"{name} is neither an index (no such folder) nor shards. Check the path.")
+
+
 def _check_index(
-    index: CostIndex, processor: Path | None, train_on: TrainOn | None, preprocessing: Preprocessing | None
+    index: CostIndex,
+    *,
+    processor: Path | None,
+    text: TextRule,
+    train_on: TrainOn | None,
+    preprocessing: Preprocessing | None,
+    apply_orientation: bool,
 ) -> None:
-    """Refuse an index that was made for another model or labelling than asked for."""
+    """Refuse an index that was made for another model, text rule, labelling or option than asked for."""
     differing = []
     if processor is not None:
         estimator = load_estimator(processor, preprocessing=preprocessing)
         if estimator.fingerprint != index.key.estimator:
             differing.append(f"its media are counted by {index.rules.get('media')!r}, not by {estimator.rule!r}")
+    elif preprocessing is not None:
+        raise UsageError(
+            f"--preprocessing {preprocessing}: an index has its own. Leave it out, or give --model too to compare them."
+        )
+    if text != "auto":
+        encoder, _ = load_encoder(processor, text, "assistant")
+        if encoder.fingerprint != index.key.tokenizer:
+            differing.append(f"its text is counted by {index.rules.get('text')!r}, not by {text_rule(encoder)!r}")
+    if not apply_orientation and index.key.apply_orientation:
+        differing.append("its images are turned as their EXIF orientation says")
     if train_on is not None and train_on != index.key.train_on:
         differing.append(f"its labels are on {index.key.train_on!r}, not on {train_on!r}")
     if differing:
@@ -207,6 +247,8 @@ def _check_index(
 def summarise(index: CostIndex, notes: Sequence[str] = ()) -> DataReport:
     """Summary of an index; `notes` are what its header pass noticed."""
     samples = index.samples
+    if not index.key.apply_orientation:
+        notes = [*notes, "images are measured as they are stored, not as their EXIF orientation turns them"]
     usable = np.asarray(samples["confidence"]) != Confidence.UNUSABLE
     ids = np.flatnonzero(usable)
     bad = tuple(
@@ -366,7 +408,7 @@ def _share_table(report: DataReport) -> Table:
 
 
 def _shard_table(report: DataReport) -> Table:
-    rest = f" (of {report.num_shards:,})" if report.num_shards > len(report.shards) else ""
+    rest = f" ({len(report.shards):,} of {report.num_shards:,})" if report.num_shards > len(report.shards) else ""
     table = Table(title=f"Shards with the most LLM tokens{rest}", title_justify="left")
     table.add_column("shard", overflow="fold")
     for name in ("samples", "LLM tokens", "share", "patches", "share"):

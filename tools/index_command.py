@@ -8,6 +8,7 @@
 An interrupted build goes on where it was; shards that did not change are not read again.
 """
 
+import errno
 import sys
 import time
 from collections import Counter
@@ -27,10 +28,12 @@ from dataloaders.index import CostIndex
 from dataloaders.index_build import BuildProgress, Part, build_shards
 from dataloaders.index_merge import merge_parts
 from dataloaders.scan_rows import ScanOptions
-from tools.errors import UsageError
+from tools.errors import AnalyzeError, UsageError
 from tools.model_folder import TextRule, TrainOn, load_rules
 
 PLAIN_INTERVAL_S = 10.0
+WARN_SHARE = 0.5  # of the samples, unusable for one reason: then the model or an option is at fault, not a file
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 
 
@@ -41,7 +44,8 @@ class IndexCommand:
     data: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA...")]
     """Tar shards; braces and wildcards are expanded: 'shards-{000..003}.tar' (quote it)."""
     output: Path
-    """Folder for the index. One that is there already is brought up to date."""
+    """Folder for the index. One that is there already is brought up to date; it never loses shards without
+    --replace."""
     model: Path
     """Model folder whose processor files give the token rule, in Hugging Face format or from balancer-train export."""
     text: TextRule = "auto"
@@ -59,9 +63,9 @@ class IndexCommand:
     workers: int | None = None
     """Processes that scan shards. None: as many as there are CPUs, if there is enough to do."""
     part: str | None = None
-    """i/n: scan only every n-th shard, as machine i (from 0) of n; join the parts with merge."""
+    """i/n: scan only every n-th shard, as machine i of n, i from 0 to n - 1; join the parts with merge."""
     replace: Switch = False
-    """Replace an index of another model or of other options that is in the folder."""
+    """Replace an index of another model, of other options or of other shards that is in the folder."""
     json: Switch = False
     """Print one JSON object in place of text."""
 
@@ -84,8 +88,25 @@ class MergeCommand:
     """Print one JSON object in place of text."""
 
 
-def run_index(command: IndexCommand) -> tuple[CostIndex, BuildProgress | None]:
-    """Build or update; returns the index and how the build ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """How a build ended.
+
+    Attributes:
+        progress: None: it told nothing.
+        note: why text is estimated although nobody asked for that; "" where it is not.
+    """
+
+    progress: BuildProgress | None = None
+    note: str = ""
+
+
+def run_index(command: IndexCommand) -> tuple[CostIndex, Built]:
+    """Build or update; returns the index and how the build ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; its text says how far the build is and that the same command goes on.
+    """
     try:
         part = None if command.part is None else Part.parse(command.part)
     except DataError as error:
@@ -99,17 +120,32 @@ def run_index(command: IndexCommand) -> tuple[CostIndex, BuildProgress | None]:
             last[:] = [state]
             show(state)
 
-        index = build_shards(
-            command.data,
-            rules.estimator,
-            command.output,
-            options,
-            workers=command.workers,
-            part=part,
-            replace=command.replace,
-            progress=progress,
-        )
-    return index, last[0] if last else None
+        try:
+            index = build_shards(
+                command.data,
+                rules.estimator,
+                command.output,
+                options,
+                workers=command.workers,
+                part=part,
+                replace=command.replace,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_resumed(last)) from None
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise AnalyzeError(
+                f"{command.output} cannot be written: {error}. Free some space and start again, finished shards are "
+                "kept; or give another --output."
+            ) from None
+    return index, Built(progress=last[0] if last else None, note=rules.note)
+
+
+def _resumed(last: list[BuildProgress]) -> str:
+    done = f"{last[0].shards:,} of {last[0].num_shards:,} shards are done; " if last else ""
+    return f"{done}the same command goes on where this one was"
 
 
 def run_merge(command: MergeCommand) -> CostIndex:
@@ -117,9 +153,9 @@ def run_merge(command: MergeCommand) -> CostIndex:
     return merge_parts(command.parts, command.output)
 
 
-def describe(index: CostIndex, built: BuildProgress | None = None) -> dict[str, object]:
+def describe(index: CostIndex, built: Built | None = None) -> dict[str, object]:
     """What there is to say about an index, as plain values."""
-    folder = index.folder
+    folder, progress = index.folder, None if built is None else built.progress
     return {
         "folder": str(folder),
         "part": None if index.part is None else str(index.part),
@@ -129,18 +165,29 @@ def describe(index: CostIndex, built: BuildProgress | None = None) -> dict[str, 
         "clamped": int(index.samples["clamped"].sum()),
         "media": len(index.items["kind"]),
         "shards": len(index.shards),
-        "shards_scanned": None if built is None else built.shards - built.reused,
+        "shards_scanned": None if progress is None else progress.shards - progress.reused,
         "bytes": 0 if folder is None else sum(path.stat().st_size for path in folder.iterdir()),
         "rules": {"media": "", "text": "", **index.rules},
         "fingerprint": index.fingerprint,
+        "warning": warning_of(index),
+        "note": "" if built is None else built.note,
     }
 
 
-def print_index(index: CostIndex, console: Console, built: BuildProgress | None = None) -> None:
+def warning_of(index: CostIndex) -> str:
+    """What is wrong where one reason makes half of the samples unusable or more; "" where none does."""
+    ((reason, count),) = Counter(bad.reason for bad in index.bad).most_common(1) or [("", 0)]
+    if not count or count < WARN_SHARE * len(index):
+        return ""
+    first = next(bad for bad in index.bad if bad.reason == reason)
+    return f"{count:,} of {len(index):,} samples are unusable for one reason, {reason}. The first: {first.message}"
+
+
+def print_index(index: CostIndex, console: Console, built: Built | None = None) -> None:
     """The same for people."""
     said = describe(index, built)
     part = "" if index.part is None else f" (part {index.part} of {index.part.num_shards} shards)"
-    scanned = "" if built is None else f", {said['shards_scanned']} of them scanned now"
+    scanned = "" if said["shards_scanned"] is None else f", {said['shards_scanned']} of them scanned now"
     lines = [
         f"{index.folder}{part}: {len(index):,} samples in {said['shards']:,} shards{scanned}; {said['media']:,} media, "
         f"{_as_mb(said['bytes'])}",
@@ -154,6 +201,7 @@ def print_index(index: CostIndex, console: Console, built: BuildProgress | None 
         lines.append(f"{len(index.bad):,} samples are unusable ({reasons}); balancer-analyze data lists them")
     if said["clamped"]:
         lines.append(f"{said['clamped']:,} samples hold media that were clamped to what the processor takes")
+    lines += [f"{name}: {said[name]}" for name in ("note", "warning") if said[name]]
     for line in lines:
         console.print(printable(line), markup=False)
 

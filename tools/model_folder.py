@@ -17,10 +17,12 @@ from typing import Any, Literal, TypeAlias
 from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import DataError
 from dataloaders.estimators import Preprocessing, TokenEstimator, estimator_from_config
+from dataloaders.estimators.files import model_folder
 from dataloaders.hf_tokenizer import TOKENIZER_NAME
 from dataloaders.rough_encoder import RoughEncoder
 from dataloaders.template_encoder import TemplateEncoder
 from dataloaders.template_files import find_template
+from tools.errors import UsageError
 
 TextRule: TypeAlias = Literal["auto", "template", "bytes", "rough"]
 TrainOn: TypeAlias = Literal["assistant", "last", "all"]
@@ -32,10 +34,15 @@ _MAX_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRules:
-    """What media and text cost."""
+    """What media and text cost.
+
+    Attributes:
+        note: why text is estimated although nobody asked for that; "" where it is not.
+    """
 
     estimator: TokenEstimator
     encoder: RecordEncoder
+    note: str = ""
 
 
 def load_rules(
@@ -53,47 +60,59 @@ def load_rules(
         preprocessing: see `estimator_from_config`.
 
     Raises:
-        DataError: no such folder, no known rule in it, or no template under `text="template"`.
+        UsageError: no such folder.
+        DataError: no known rule in it, or no template under `text="template"`.
     """
-    return ModelRules(
-        estimator=load_estimator(model, preprocessing=preprocessing), encoder=_encoder(model, text, train_on)
-    )
+    estimator = load_estimator(model, preprocessing=preprocessing)
+    encoder, note = load_encoder(model, text, train_on)
+    return ModelRules(estimator=estimator, encoder=encoder, note=note)
+
+
+def named_folder(model: Path) -> Path:
+    """The folder that --model names, `~` expanded. Raises UsageError where it is none."""
+    try:
+        return model_folder(model)
+    except DataError as error:
+        raise UsageError(f"--model {model}: {error.cause}. {error.remedy}") from None
 
 
 def load_estimator(model: Path | None, *, preprocessing: Preprocessing | None = None) -> TokenEstimator:
     """The media rule of a model folder in Hugging Face format or of `balancer-train export`."""
     if model is None:
         return estimator_from_config(PUBLISHED, preprocessing=preprocessing)
+    model = named_folder(model)
     exported = model / EXPORTED_FILE
     if exported.is_file():
         return estimator_from_config(_read(exported), preprocessing=preprocessing)
     return estimator_from_config(model, preprocessing=preprocessing)
 
 
-def _encoder(model: Path | None, text: TextRule, train_on: TrainOn) -> RecordEncoder:
+def load_encoder(model: Path | None, text: TextRule, train_on: TrainOn) -> tuple[RecordEncoder, str]:
+    """(the text rule of a model folder, why it estimates although nobody asked for that)."""
+    model, note = None if model is None else named_folder(model), ""
     if text == "auto":
-        text = _own_text_rule(model)
+        text, note = _own_text_rule(model)
     if text == "bytes":
-        return ByteEncoder(train_on=train_on)
+        return ByteEncoder(train_on=train_on), note
     if text == "rough":
-        return RoughEncoder(train_on=train_on)
+        return RoughEncoder(train_on=train_on), note
     if model is None:
         raise DataError(
             "there is no chat template without a model folder", place="--text template", remedy="Give --model FOLDER."
         )
-    return TemplateEncoder.from_folder(model, train_on=train_on)
+    return TemplateEncoder.from_folder(model, train_on=train_on), note
 
 
-def _own_text_rule(model: Path | None) -> TextRule:
+def _own_text_rule(model: Path | None) -> tuple[TextRule, str]:
     if model is None or (model / EXPORTED_FILE).is_file():
-        return "bytes"
+        return "bytes", ""
     if not (model / TOKENIZER_NAME).is_file():
-        return "rough"
+        return "rough", f"text is estimated: no {TOKENIZER_NAME} in {model}"
     try:
         find_template(model)
-    except DataError:  # a tokenizer alone does not say what stands around the turns
-        return "rough"
-    return "template"
+    except DataError as error:  # a tokenizer alone does not say what stands around the turns
+        return "rough", f"text is estimated although {TOKENIZER_NAME} is there: {error}"
+    return "template", ""
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ A size stands for an image; with frames and their rate, for a video. What exists
 """
 
 import re
+import tarfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -22,7 +23,9 @@ from dataloaders.errors import DataError, MediaError, Reason, UnfitError
 from dataloaders.estimators import Preprocessing, TokenEstimator, estimator_from_config
 from dataloaders.estimators.files import read_files
 from dataloaders.probe import probe_image, probe_video
+from dataloaders.probe.image_sniff import foreign_name
 from tools.errors import UsageError
+from tools.model_folder import named_folder
 
 EXAMPLE = "balancer-analyze tokens 640x480 1280x720x300@29.97 photo.jpg clip.mp4 --model MODEL_FOLDER"
 _NOT_USABLE = "not_usable"  # stands where a reason code does, for an argument that names no medium
@@ -170,10 +173,17 @@ def probe_file(path: Path, *, apply_orientation: bool = True) -> MediaSize:
     Raises:
         MediaError: neither.
     """
+    with path.open("rb") as file:
+        head = file.read(tarfile.BLOCKSIZE)
+    if _is_tar(head):  # FFmpeg would take the first picture in it for a film
+        raise MediaError(
+            Reason.UNKNOWN_FORMAT, "a tar", place=str(path), remedy="Use balancer-analyze index or data for shards."
+        )
     try:
         image = probe_image(path, apply_orientation=apply_orientation)
     except MediaError as error:
-        if error.reason is not Reason.UNKNOWN_FORMAT:
+        # What is plainly something else (a page, an archive) is no video either; FFmpeg's message would be vaguer.
+        if error.reason is not Reason.UNKNOWN_FORMAT or foreign_name(head) not in ("", "HEIC"):
             raise
     else:
         more = f", the first of {image.frames} pictures" if image.frames > 1 else ""
@@ -210,13 +220,19 @@ def print_report(report: TokensReport, console: Console) -> None:
             _line(console, f"    {step}")
 
 
+def _is_tar(head: bytes) -> bool:
+    """Whether a file begins with the header of a tar member, of whatever dialect."""
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
 def _model_folder(model: Path | None) -> Path:
     if model is None:
         raise UsageError(f"--model is missing: it names a folder of a model. For example: {EXAMPLE}")
-    folder = model.expanduser()
-    if not folder.is_dir():
-        raise UsageError(f"--model {model}: no such folder. Name a model folder in Hugging Face format.")
-    return folder
+    return named_folder(model)
 
 
 def _row(argument: str, estimator: TokenEstimator, num_images: int, apply_orientation: bool) -> TokensRow:
@@ -315,8 +331,11 @@ def _title(row: TokensRow) -> str:
 def _counted(counts: ItemCounts) -> tuple[str, ...]:
     padded = "" if counts.padded_patches is None else f" ({counts.padded_patches:,} beside the largest batch mate)"
     grid = "tiles of several sizes" if counts.grid == (0, 0, 0) else "x".join(map(str, counts.grid))
+    visual = f"of which visual {counts.visual_tokens:,}"
+    if counts.visual_tokens > counts.llm_tokens:
+        visual = f"and {counts.visual_tokens:,} visual ones beside them, as keys of cross-attention"
     return (
-        f"LLM tokens {counts.llm_tokens:,}, of which visual {counts.visual_tokens:,}",
+        f"LLM tokens {counts.llm_tokens:,}, {visual}",
         f"patches {counts.patches:,}{padded}, tiles {counts.tiles}, frames {counts.frames}, grid {grid}, "
         f"resized to {counts.width_px}x{counts.height_px} px",
     )

@@ -123,9 +123,10 @@ def estimator_from_config(
             folder, or the rule of `dataloaders.estimators.text`, marked "rough" in `.rule`.
 
     Raises:
-        DataError: no such folder or file, damaged JSON, options of wrong types, or a kind that is not registered.
+        DataError: no such folder or file, a mapping that names other files, damaged JSON, options of wrong types, or a
+            kind that is not registered.
     """
-    place = "" if isinstance(source, Mapping) else str(source)
+    place = "" if isinstance(source, Mapping) else os.path.expanduser(source)
     files = _processor_files(read_files(source), preprocessing, count_text, place)
     factory = next((_registry[kind] for kind in files.kinds if kind in _registry), None)
     if factory is None:

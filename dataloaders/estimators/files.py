@@ -21,6 +21,9 @@ Preprocessing: TypeAlias = Literal["transformers", "qwen_vl_utils"]
 
 NAMES = ("config", "preprocessor_config", "video_preprocessor_config", "processor_config")
 NESTED = ("image_processor", "video_processor")
+# Files of a model folder that say nothing about counts of media, so that a whole folder may be given as a mapping.
+_OTHERS = ("added_tokens", "chat_template", "generation_config", "special_tokens_map", "tokenizer_config")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _MAX_CONFIG_BYTES = 16 * 1024**2
 
 
@@ -81,14 +84,14 @@ def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
     """The parsed files of a model folder; or of a mapping from their names to contents; or of one flat mapping.
 
     A flat mapping has `model_type` and the image processor's keys, and stands for `config` and `preprocessor_config`;
-    one that nests an `image_processor` or a `video_processor` stands for `processor_config` too.
+    one that nests an `image_processor` or a `video_processor` stands for `processor_config` too. `~` is expanded.
 
     Raises:
-        DataError: no such folder, none of the files, damaged JSON.
+        DataError: no such folder, none of the files, a name of no file that is known, damaged JSON.
     """
     if isinstance(source, Mapping):
         return _from_mapping(source)
-    folder = Path(source)
+    folder = model_folder(source)
     files = {name: _read(folder / f"{name}.json") for name in NAMES if (folder / f"{name}.json").is_file()}
     if not files:
         raise DataError(
@@ -99,12 +102,38 @@ def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
     return files
 
 
+def model_folder(name: str | os.PathLike[str]) -> Path:
+    """The folder that is named, `~` expanded.
+
+    Raises:
+        DataError: it is none; the remedy follows from what it is instead.
+    """
+    folder = Path(os.path.expanduser(name))
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise DataError("a file, not a folder", place=str(name), remedy=f"Name its folder: {folder.parent}")
+    remedy = "Name a model folder in Hugging Face format."
+    if _HUB_NAME.fullmatch(os.fspath(name)):
+        remedy += (
+            " Names of the Hugging Face hub are not resolved: download the configuration files of the model "
+            f"({', '.join(f'{known}.json' for known in NAMES)}, tokenizer files) into a folder first."
+        )
+    raise DataError("no such folder", place=str(name), remedy=remedy)
+
+
 def _from_mapping(source: Config) -> dict[str, Config]:
     named = {str(name).removesuffix(".json"): content for name, content in source.items()}
     nested = {name: source[name] for name in NESTED if isinstance(source.get(name), Mapping)}
     if not any(name in named for name in NAMES):
         whole = dict.fromkeys(("config", "preprocessor_config"), source)
         return {**whole, "processor_config": source} if nested else whole
+    unknown = [name for name in named if name not in (*NAMES, *NESTED, *_OTHERS)]
+    if unknown:
+        raise DataError(
+            f"the mapping names {', '.join(map(repr, unknown[:5]))} beside configuration files",
+            remedy=f"Files that are read: {', '.join(NAMES)}; beside them may stand {' and '.join(NESTED)}.",
+        )
     files = {name: named[name] for name in NAMES if named.get(name) is not None}
     for name, content in files.items():
         if not isinstance(content, Mapping):

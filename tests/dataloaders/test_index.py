@@ -386,13 +386,12 @@ def _edited(folder: Path, path: tuple[str, ...], value: object) -> Path:
 def test_values_of_other_types_and_claimed_sizes_are_damage(
     tmp_path: Path, path: tuple[str, ...], value: object
 ) -> None:
-    with pytest.raises(IndexFormatError, match=r"damaged.*Delete the folder"):
+    with pytest.raises(IndexFormatError, match=r"(damaged|name 1 items).*Delete the folder"):
         CostIndex.open(_edited(tmp_path / "index", path, value))
 
 
 def test_a_process_that_opens_thousands_of_indices_does_not_run_out_of_maps(tmp_path: Path) -> None:
     write_index(tmp_path / "index", _index())
-    before = Path("/proc/self/maps").read_text().count("index/")
     opened = [CostIndex.open(tmp_path / "index", map_small=False) for _ in range(20)]
-    assert Path("/proc/self/maps").read_text().count("index/") == before
+    assert f"{tmp_path}/index" not in Path("/proc/self/maps").read_text()
     assert all(_equal(index, _index()) for index in opened)

@@ -457,3 +457,32 @@ class NegativeText(ByteEncoder):
 def test_text_of_less_than_nothing_is_a_fault_of_the_encoder(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the encoder gives -1 where a count is needed at shard .*, key 0"):
         build_shards(str(shards / "s0.tar"), ESTIMATOR, tmp_path / "index", ScanOptions(encoder=NegativeText()))
+
+
+class Hungry(Qwen25VLEstimator):
+    """An estimator that finds no memory."""
+
+    def image(self, width_px: int, height_px: int, *, num_images: int = 1) -> ItemCounts:
+        raise MemoryError
+
+
+def test_want_of_memory_is_an_error_with_its_place_and_the_remedy(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"memory ran out at shard .*s0.tar, key 0. Take fewer workers"):
+        build_shards(str(shards / "s0.tar"), Hungry(), tmp_path / "index")
+
+
+def test_a_disk_that_is_full_is_named_and_leaves_nothing_half_written(shards: Path, tmp_path: Path) -> None:
+    run = (
+        "import resource, sys\n"
+        "from tools.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    argv = ["index", str(shards / "s0.tar"), "--model", str(tmp_path / "model"), "--output", str(tmp_path / "index")]
+    done = subprocess.run([sys.executable, "-c", run, *argv], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "File too large: '" in done.stderr
+    assert ".arrow'" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["model", "shards"]

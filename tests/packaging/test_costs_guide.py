@@ -1,12 +1,19 @@
-"""The guide to costs names every family, reason code and command that there is. Its blocks run in test_readme.py."""
+"""The guide to costs names every family, reason code, column and command. Its blocks run in test_readme.py."""
 
 import re
+from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import DTypeLike
 
+from dataloaders.counts import MediaKind
 from dataloaders.errors import Reason
 from dataloaders.estimators import registered_estimators
+from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS
+from dataloaders.index_format import Confidence
 from dataloaders.scan_rows import UNFIT
 from tools.cli import COMMANDS
 
@@ -40,3 +47,29 @@ def test_the_policies_and_the_commands_of_costs_are_named(guide: str) -> None:
     assert re.findall(r"^\| `(skip|clamp|error)`", guide, re.MULTILINE) == list(UNFIT)
     named = set(re.findall(r"balancer-analyze (\w+)", guide))
     assert {"tokens", "index", "merge", "data"} <= named <= set(COMMANDS)
+
+
+def _columns(guide: str, table: str) -> dict[str, list[str]]:
+    """Column -> [type, unit, meaning] of the table whose first heading is `index.` and the name of the table."""
+    rows = guide.partition(f"\n| `index.{table}` |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name.strip("`"): rest for name, *rest in cells}
+
+
+@pytest.mark.parametrize(("table", "columns"), [("samples", SAMPLE_COLUMNS), ("items", ITEM_COLUMNS)])
+def test_every_column_of_an_index_is_in_the_table_with_its_type(
+    guide: str, table: str, columns: Mapping[str, DTypeLike]
+) -> None:
+    listed = _columns(guide, table)
+    assert [(name, cells[0]) for name, cells in listed.items()] == [
+        (name, np.dtype(dtype).name) for name, dtype in columns.items()
+    ]
+    assert [name for name, cells in listed.items() if len(cells) != 3 or not cells[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "codes"), [("items", "kind", MediaKind), ("samples", "confidence", Confidence)]
+)
+def test_every_code_of_a_column_is_told(guide: str, table: str, name: str, codes: type[IntEnum]) -> None:
+    meaning = _columns(guide, table)[name][2]
+    assert re.findall(r"(\d+) (\w+)", meaning) == [(str(code.value), code.name.lower()) for code in codes]
