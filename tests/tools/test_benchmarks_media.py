@@ -25,6 +25,9 @@ def test_every_method_understands_every_medium(tmp_path: Path, capsys: pytest.Ca
     for row in content["rows"]:
         assert row["num_understood"] == row["num_media"] > 0, row
         assert row["median_us"] > 0, row
+    for row in content["sizes"]:
+        assert row["num_samples"] >= 2_000
+        assert 10 * row["num_samples"] < row["size_bytes"] < 500 * row["num_samples"]
     assert (tmp_path / "media.md").read_text() == capsys.readouterr().out
     assert "python" in content["environment"]
 

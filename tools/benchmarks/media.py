@@ -2,6 +2,7 @@
 
     corpus (tar shards) --> images, mp4, mkv: one medium by range reads   --> media.json, media.md
                         --> index: a whole pass over the shards
+                        --> size: a large index on disk, see `index_size`
                         --> agreement: token rules against the oracle of --data, one row a family
 
 Methods of a section run in turn in one process, by CPU time (of children as well: some start workers). Run it on a
@@ -18,11 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tools.benchmarks.agreement import Agreement, agreement_rows
+from tools.benchmarks.index_size import SizeRow, size_row
 from tools.benchmarks.measuring import cpu_with_children_s, environment, measure
 from tools.benchmarks.media_corpus import write_clips, write_images
 from tools.benchmarks.media_methods import header_methods, index_methods, installed_versions, members
 
-NUM_IMAGES, NUM_CLIPS = 1_000, 100
+NUM_IMAGES, NUM_CLIPS, NUM_ROWS = 1_000, 100, 1_000_000
 BUDGET_S = 20.0
 
 
@@ -75,7 +77,7 @@ def _section(name: str, methods: Mapping[str, Callable[[], int]], num_media: int
     ]
 
 
-def markdown(rows: Sequence[MediaRow], agreements: Sequence[Agreement]) -> str:
+def markdown(rows: Sequence[MediaRow], sizes: Sequence[SizeRow], agreements: Sequence[Agreement]) -> str:
     """A table a section; the ratio is to our first row of the section."""
     lines: list[str] = []
     for section in dict.fromkeys(row.section for row in rows):
@@ -94,6 +96,19 @@ def markdown(rows: Sequence[MediaRow], agreements: Sequence[Agreement]) -> str:
                 for row in chosen
             ],
         )
+    lines += _table(
+        "size",
+        ["rows of", "samples", "MB", "CPU ms to open and sum two columns, median (min to max)"],
+        [
+            [
+                size.name,
+                f"{size.num_samples:,}",
+                f"{size.size_bytes / 1e6:.1f}",
+                f"{statistics.median(size.open_ms):.1f} ({min(size.open_ms):.1f} to {max(size.open_ms):.1f})",
+            ]
+            for size in sizes
+        ],
+    )
     if agreements:
         lines += _table(
             "agreement",
@@ -123,13 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_images, num_clips = (40, 10) if arguments.quick else (NUM_IMAGES, NUM_CLIPS)
         images, clips = write_images(Path(folder), num_images), write_clips(Path(folder), num_clips)
         rows = media_rows(images, clips, repeats=1 if arguments.quick else arguments.repeats)
+        num_rows = 2_000 if arguments.quick else NUM_ROWS
+        sizes = [
+            size_row(name, shards, Path(folder, name), num_samples=num_rows)
+            for name, shards in (("images", images), ("clips", clips))
+        ]
     agreements = agreement_rows(arguments.data) if arguments.data else []
     arguments.output.mkdir(parents=True, exist_ok=True)
-    text = markdown(rows, agreements)
+    text = markdown(rows, sizes, agreements)
     (arguments.output / "media.md").write_text(text, encoding="utf-8")
     content = {
         "environment": environment(installed_versions()),
         "rows": [{**asdict(row), "median_us": row.median_us} for row in rows],
+        "sizes": [asdict(row) for row in sizes],
         "agreement": [asdict(row) for row in agreements],
     }
     (arguments.output / "media.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
