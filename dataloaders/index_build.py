@@ -33,7 +33,6 @@ MAX_LISTED = 20
 MAX_NAMED = 5
 SMALL_BYTES = 256 * 1024**2  # below it, starting processes takes longer than scanning
 _LOCK = "lock"
-_NO_PART = "none there is. Write i/n with i from 0 to n - 1, for example 0/4 to 3/4 on four machines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +44,14 @@ class Part:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.number < self.count:
-            raise DataError(f"part {self.number}/{self.count}: {_NO_PART}")
+            raise _no_part(f"{self.number}/{self.count}")
 
     @classmethod
     def parse(cls, text: str) -> "Part":
         """From `i/n`, i counted from 0."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
         if match is None:
-            raise DataError(f"part {text!r}: {_NO_PART}")
+            raise _no_part(repr(text))
         return cls(number=int(match[1]), count=int(match[2]))
 
     def of(self, shards: Sequence[str]) -> PartOf:
@@ -60,6 +59,11 @@ class Part:
         names = "\n".join(os.path.basename(path) for path in shards)
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
         return PartOf(number=self.number, count=self.count, num_shards=len(shards), shards=digest)
+
+
+def _no_part(text: str) -> DataError:
+    remedy = "Write i/n with i from 0 to n - 1: 0/4, 1/4, 2/4 and 3/4 on four machines."
+    return DataError(f"there is no part {text}", remedy=remedy)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,8 +250,14 @@ def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *,
 
 
 def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> None:
-    """Refuse to lose shards that are in the index, or to make another part of it."""
-    remedy = "Choose another folder, or replace this index with --replace (in Python: replace=True)."
+    """Refuse to make another part of an index, or to lose shards that are in it."""
+    remedy = "choose another folder, or replace this index with --replace (in Python: replace=True)."
+    was, now = (None if each is None else (each.number, each.count) for each in (old.part, part))
+    if was != now:
+        of, to = ("an index of all shards" if each is None else f"part {each}" for each in (old.part, part))
+        raise IndexFormatError(
+            f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy[0].upper() + remedy[1:]
+        )
     kept = set(paths)
     lost = [shard.path for shard in old.shards if shard.path not in kept]
     if lost:
@@ -256,12 +266,8 @@ def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> No
             f"{len(lost)} of the {len(old.shards)} shards in this index are not among those that are named: "
             f"{', '.join(lost[:MAX_NAMED])}{more}",
             place=str(old.folder),
-            remedy=f"Name them too. {remedy}",
+            remedy=f"Name them too, {remedy}",
         )
-    was, now = (None if each is None else (each.number, each.count) for each in (old.part, part))
-    if was != now:
-        of, to = ("an index of all shards" if each is None else f"part {each}" for each in (old.part, part))
-        raise IndexFormatError(f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy)
 
 
 def _tell_unchanged(

@@ -101,7 +101,7 @@ def shard_pieces(index: CostIndex) -> list[CostIndex]:
 def _checked(parts: Sequence[CostIndex]) -> list[CostIndex]:
     """The parts in order, if they are all parts of one source."""
     if not parts:
-        raise IndexFormatError("no part is named", place="merge", remedy="Name the folder of every part.")
+        raise IndexFormatError("no part is named", remedy="Name the folder of every part.")
     whole = next((index for index in parts if index.part is None), None)
     if whole is not None:
         raise IndexFormatError(
@@ -111,7 +111,7 @@ def _checked(parts: Sequence[CostIndex]) -> list[CostIndex]:
         )
     first = parts[0]
     for index in parts[1:]:
-        differing = index.key.differences(first.key, but=("source",))
+        differing = index.key.differences(first.key, but=("source",), rules=index.rules, expected_rules=first.rules)
         if _list_of(index) != _list_of(first):
             differing.append("it is a part of another list of shards")
         if _part(index).count != _part(first).count:
@@ -137,9 +137,7 @@ def _in_order(parts: Sequence[CostIndex]) -> list[CostIndex]:
     if num_missing > len(missing):
         missing.append(f"and {num_missing - len(missing)} more")
     if twice or missing:
-        raise IndexFormatError(
-            "; ".join([*missing, *twice]), place="merge", remedy="Name the folder of every part once."
-        )
+        raise IndexFormatError("; ".join([*missing, *twice]), remedy="Name the folder of every part once.")
     parts = [by_number[number][0] for number in range(count)]
     for number, index in enumerate(parts):
         expected = len(range(number, _part(index).num_shards, count))

@@ -142,9 +142,9 @@ def raise_unfit(index: CostIndex, *, kept: Path | None = None) -> None:
 
 
 def text_rule(encoder: RecordEncoder) -> str:
-    """The rule of an encoder in words: its class, and its fingerprint, shortened where it is a digest."""
+    """The rule of an encoder in words: its `rule` if it has one, or its class; and its fingerprint, shortened."""
     name, digits = encoder.fingerprint, set("0123456789abcdef")
-    said = f"{type(encoder).__name__} ({name[:16] if set(name) <= digits else name})"
+    said = f"{getattr(encoder, 'rule', '') or type(encoder).__name__} ({name[:16] if set(name) <= digits else name})"
     return said if encoder.exact else f"{said}, estimated"
 
 

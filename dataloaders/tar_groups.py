@@ -23,6 +23,7 @@ _VIDEOS = "3gp avi flv m4v mkv mov mp4 mpeg mpg ogv ts webm wmv"
 IMAGE_EXTENSIONS, VIDEO_EXTENSIONS = frozenset(_IMAGES.split()), frozenset(_VIDEOS.split())
 TEXT_FIELDS = ("json", "txt")
 MAX_LISTED = 20
+MAX_OTHERS = 5
 
 _NUMBERED = re.compile(r"(\d{1,9})\.[^.]+")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -40,11 +41,12 @@ class SampleField:
 
 @dataclass(frozen=True, slots=True)
 class SampleMembers:
-    """The members of one key: `json`, `txt` (at most one each) and media in order."""
+    """The members of one key: `json`, `txt` (at most one each), media in order; suffixes of `others`, a few."""
 
     key: str
     texts: tuple[SampleField, ...]
     media: tuple[SampleField, ...]
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -155,6 +157,7 @@ def _named(member: TarMember | IgnoredMember, report: TarReport) -> tuple[str, s
 def _sample(key: str, fields: Mapping[str, TarMember], report: TarReport) -> SampleMembers:
     texts: list[SampleField] = []
     media: list[tuple[int, SampleField]] = []
+    others: list[str] = []
     for suffix, member in fields.items():
         kind = media_kind(suffix)
         entry = SampleField(suffix, kind, member.offset, member.size)
@@ -165,13 +168,14 @@ def _sample(key: str, fields: Mapping[str, TarMember], report: TarReport) -> Sam
             media.append((int(number[1]) if number else -1, entry))
         else:
             report.unexpected[f".{printable(suffix)}"] += 1
+            others.append(suffix)
     media.sort(key=lambda numbered: numbered[0])  # stable: equal numbers stay in tar order
     report.num_samples += 1
     if not texts:
         report.num_incomplete += 1
         if len(report.incomplete) < MAX_LISTED:
             report.incomplete.append(printable(key))
-    return SampleMembers(key, tuple(texts), tuple(entry for _, entry in media))
+    return SampleMembers(key, tuple(texts), tuple(entry for _, entry in media), tuple(others[:MAX_OTHERS]))
 
 
 def _not_adjacent(key: str, suffix: str, place: str) -> SourceError:

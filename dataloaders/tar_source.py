@@ -29,6 +29,7 @@ from dataloaders.tar_headers import TarHeaders, printable
 MAX_SHARDS = 1_000_000
 MAX_OPEN_FILES = 64
 MAX_LISTED = 20
+MAX_COMBINATIONS = 1000  # of suffixes that are not read; rarer ones are not named in errors
 _TEXT = -1  # kind code of a text member in the table
 
 
@@ -71,6 +72,9 @@ class TarSource:
         self._keys: list[str] = []
         self._offset, self._size, self._kind = array("q"), array("q"), array("b")
         self._suffix: list[str] = []
+        # What stands beside sample i and is not read: row others[i] of the combinations of suffixes that occur.
+        self._others = array("h")
+        self._combinations: dict[tuple[str, ...], int] = {(): 0}
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._last_media: tuple[int, list[int]] = (-1, [])
         for number, path in enumerate(self._shards):
@@ -109,14 +113,21 @@ class TarSource:
             for row in self._rows(i)
             if self._kind[row] != _TEXT
         ]
-        return parse_record(
-            self._text(i, texts.get("json")),
-            self._text(i, texts.get("txt")),
-            media,
-            shard=self._shard_name(i),
-            key=printable(self._keys[i]),
-            limits=self._limits,
-        )
+        try:
+            return parse_record(
+                self._text(i, texts.get("json")),
+                self._text(i, texts.get("txt")),
+                media,
+                shard=self._shard_name(i),
+                key=printable(self._keys[i]),
+                limits=self._limits,
+            )
+        except RecordError as error:
+            if error.reason is Reason.PLACEHOLDER_MISMATCH and self._others[i]:
+                others = list(self._combinations)[self._others[i]]
+                names = ", ".join(printable(f"{self._keys[i]}.{suffix}") for suffix in others)
+                error.cause += f"; members that are not read as media: {names}"
+            raise
 
     def media_reader(self, i: int, j: int) -> "MemberReader":
         """Ranges of medium `j` (in placeholder order) of sample `i`."""
@@ -165,6 +176,9 @@ class TarSource:
     def _add_sample(self, shard: int, sample: SampleMembers) -> None:
         self._keys.append(sample.key)
         self._sample_shard.append(shard)
+        if len(self._combinations) < MAX_COMBINATIONS:
+            self._combinations.setdefault(sample.others, len(self._combinations))
+        self._others.append(self._combinations.get(sample.others, 0))
         entry: SampleField
         for entry in (*sample.texts, *sample.media):
             self._offset.append(entry.offset)
@@ -310,17 +324,17 @@ def list_urls(urls: str | Sequence[str]) -> list[str]:
     """
     shards = [shard for url in ([urls] if isinstance(urls, str) else urls) for shard in _expand(os.fspath(url))]
     if not shards:
-        raise SourceError(f"no shard matches {urls!r}", place="TarSource", remedy="Check the path and its wildcards.")
+        if not urls:
+            raise SourceError("no shard is named", remedy="Name tar files, with braces or wildcards if there are many.")
+        named = ", ".join(repr(os.fspath(url)) for url in ([urls] if isinstance(urls, str) else urls))
+        raise SourceError(f"no shard matches {named}", remedy="Check the path and its wildcards.")
     twice = repeated(shards)
     if twice:
-        raise SourceError(
-            f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", place="TarSource", remedy="List every shard once."
-        )
+        raise SourceError(f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", remedy="List every shard once.")
     unspeakable = [shard for shard in shards if shard.encode("utf-8", "replace").decode() != shard or "\0" in shard]
     if unspeakable:  # an index and its reports are UTF-8, and name every shard
         raise SourceError(
             f"paths of shards that are not UTF-8 text: {', '.join(map(ascii, unspeakable[:MAX_LISTED]))}",
-            place="TarSource",
             remedy="Rename them, or name them by links.",
         )
     return shards
@@ -339,7 +353,6 @@ def check_shards(shards: Sequence[str]) -> None:
         folder = next((shard for shard in missing if os.path.isdir(shard)), None)
         raise SourceError(
             f"{len(missing)} of {len(shards)} shards are missing or no files: {', '.join(missing[:MAX_LISTED])}{more}",
-            place="TarSource",
             remedy=f"For a folder write {folder}/*.tar."
             if folder
             else "Check the path, the braces and the working folder.",
@@ -350,7 +363,6 @@ def _expand(url: str) -> Iterator[str]:
     if url.startswith("pipe:") or "://" in url:
         raise SourceError(
             f"{url!r} is not a local file",
-            place="TarSource",
             remedy="Copy the shards to local disk; commands are not run.",
         )
     path = os.path.expanduser(url.removeprefix("file:"))
@@ -360,9 +372,9 @@ def _expand(url: str) -> Iterator[str]:
     try:
         expanded = [] if _too_many(path) else list(islice(braceexpand.braceexpand(path), MAX_SHARDS + 1))
     except ValueError:
-        raise SourceError(f"unbalanced braces in {url!r}", place="TarSource", remedy="Close them.") from None
+        raise SourceError(f"unbalanced braces in {url!r}", remedy="Close them.") from None
     if not expanded or len(expanded) > MAX_SHARDS:
-        raise SourceError(f"{url!r} names more than {MAX_SHARDS} shards", place="TarSource", remedy="Check the braces.")
+        raise SourceError(f"{url!r} names more than {MAX_SHARDS} shards", remedy="Check the braces.")
     for name in expanded:
         if glob.has_magic(name) and not os.path.exists(name):
             yield from sorted(glob.glob(name))

@@ -124,6 +124,14 @@ class TemplateEncoder:
     def exact(self) -> bool:
         return True
 
+    @property
+    def rule(self) -> str:
+        """The files that it is made of, for people."""
+        tokenizer = Path(self.tokenizer.path).absolute()
+        template = Path(self.template.place.partition(",")[0]).name or "a chat template"
+        both = tokenizer.name if template == tokenizer.name else f"{tokenizer.name} and {template}"
+        return f"{both} of {tokenizer.parent.name}"
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of everything but `train_on`, which is an option of the index of its own."""

@@ -154,8 +154,8 @@ class _Writer:
         placeholder = self._shape.placeholder(ref.kind)
         if placeholder is None:
             raise RecordError(
-                Reason.UNSUPPORTED_MEDIA,
-                f"the chat template has no known placeholder for a {ref.kind.name.lower()}",
+                Reason.PLACEHOLDER_MISMATCH,
+                f"the chat template has no known placeholder for media of the kind {ref.kind.name.lower()}",
                 place=f"{self._record.place}, member {ref.member}",
                 remedy="Use a model with one, or name its text with `placeholders`.",
             )

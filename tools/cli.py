@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import tyro
 from rich.console import Console
@@ -160,8 +160,8 @@ def _at_home(command: Command) -> Command:
             return tuple(map(expanded, value))
         return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
-    values = {field.name: expanded(getattr(command, field.name)) for field in fields(command)}
-    return cast(Command, type(command)(**values))
+    values: dict[str, Any] = {field.name: expanded(getattr(command, field.name)) for field in fields(command)}
+    return type(command)(**values)
 
 
 def _execute(command: Command) -> None:

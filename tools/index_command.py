@@ -33,7 +33,7 @@ from tools.model_folder import TextRule, TrainOn, load_rules
 
 PLAIN_INTERVAL_S = 10.0
 WARN_SHARE = 0.5  # of the samples, unusable for one reason: then the model or an option is at fault, not a file
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 
 

@@ -1,5 +1,6 @@
 """The cost index as files: mapped without a copy, refused when stale, foreign or damaged, replaced as a whole."""
 
+import gc
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ from dataloaders import index as index_module
 from dataloaders.errors import IndexFormatError
 from dataloaders.estimators import Qwen25VLEstimator
 from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, IndexKey, write_index
-from dataloaders.index_format import TABLES
+from dataloaders.index_format import TABLES, PartOf
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 
@@ -248,8 +249,54 @@ def test_a_table_of_another_index_is_refused_even_if_it_fits(tmp_path: Path) -> 
     write_index(tmp_path / "one", _index((0, 2, 1)))
     write_index(tmp_path / "two", _index((1, 1, 1, 0), bad=[]))
     shutil.copy(tmp_path / "two" / "samples.arrow", tmp_path / "one" / "samples.arrow")
-    with pytest.raises(IndexFormatError, match=r"files of .* bytes, but meta.json says"):
+    with pytest.raises(
+        IndexFormatError, match=r"^damaged: samples.arrow has \d+ bytes, but meta.json says \d+ at .*one"
+    ):
         CostIndex.open(tmp_path / "one")
+    (tmp_path / "one" / "bad.arrow").unlink()
+    with pytest.raises(IndexFormatError, match=r"says \d+; bad.arrow is missing at"):
+        CostIndex.open(tmp_path / "one")
+
+
+def test_what_is_no_index_is_named_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for name, message in (("", "no meta.json in it"), ("file", "a file, not a folder"), ("gone", "no such folder")):
+        with pytest.raises(IndexFormatError, match=rf"not a cost index: {message} at "):
+            CostIndex.open(tmp_path / name)
+
+
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    written = write_index("~/ix", _index())
+    assert written.folder == tmp_path / "ix"
+    assert len(CostIndex.open("~/ix")) == 3
+    assert os.listdir(tmp_path) == ["ix"]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(IndexFormatError, match=r"nothing can be written here: .* at .*file/ix. Choose another folder"):
+        write_index(tmp_path / "file" / "ix", _index())
+
+
+def test_an_index_is_short_to_look_at(tmp_path: Path) -> None:
+    assert repr(_index()) == "CostIndex(3 samples, 3 media, in memory)"
+    part = PartOf(number=1, count=2, num_shards=4, shards="x")
+    opened = write_index(tmp_path / "ix", _index(part=part))
+    assert repr(opened) == f"CostIndex(3 samples, 3 media, part 1/2, {tmp_path / 'ix'})"
+
+
+def test_a_column_that_is_none_is_an_error_that_names_the_columns() -> None:
+    with pytest.raises(KeyError, match=r"no column 'llm_token'; there are text_tokens, label_tokens, llm_tokens, "):
+        _index().samples["llm_token"]
+    assert _index().items.get("nothing") is None
+
+
+def test_another_rule_is_told_in_words_beside_its_fingerprint(tmp_path: Path) -> None:
+    write_index(tmp_path / "ix", _index(rules={"media": "Qwen9-VL", "text": "bytes"}))
+    with pytest.raises(IndexFormatError, match=r"estimator is e, expected f \(media counted by 'Qwen9-VL'\) at "):
+        CostIndex.open(tmp_path / "ix", expect=replace(KEY, estimator="f"))
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 2}'])
@@ -393,5 +440,6 @@ def test_values_of_other_types_and_claimed_sizes_are_damage(
 def test_a_process_that_opens_thousands_of_indices_does_not_run_out_of_maps(tmp_path: Path) -> None:
     write_index(tmp_path / "index", _index())
     opened = [CostIndex.open(tmp_path / "index", map_small=False) for _ in range(20)]
+    gc.collect()  # the index that was written is mapped, and part of a cycle
     assert f"{tmp_path}/index" not in Path("/proc/self/maps").read_text()
     assert all(_equal(index, _index()) for index in opened)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from dataloaders import index_build, shard_scan
 from dataloaders.counts import ItemCounts
 from dataloaders.encoder import ByteEncoder, TextCounts
 from dataloaders.errors import DataError, IndexFormatError, SourceError
-from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
+from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator, estimator_from_config
 from dataloaders.index import CostIndex
 from dataloaders.index_build import BuildProgress, Part, build_shards
+from dataloaders.index_merge import merge_parts
 from dataloaders.record import Record
 from dataloaders.scan import build_index, scan_source
 from dataloaders.scan_rows import ScanOptions
@@ -148,7 +150,7 @@ def test_only_what_changed_is_scanned_again(
         _touch(Path(urls[3]))
         expected = ["s3.tar"]
     scanned = Scanned(monkeypatch)
-    after = build_shards(urls, ESTIMATOR, tmp_path / "index")
+    after = build_shards(urls, ESTIMATOR, tmp_path / "index", replace=change == "removed")
     assert scanned.take() == expected
     assert (after.fingerprint == before.fingerprint) == (change == "touched")
     _same(scan_source(TarSource(urls), ESTIMATOR), after)
@@ -284,19 +286,108 @@ def test_progress_adds_up(shards: Path, tmp_path: Path, workers: int, monkeypatc
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("text", ["", "1", "a/b", "3/2", "-1/2", "1/0", "0/0", "1/2/3"])
+@pytest.mark.parametrize("text", ["", "1", "a/b", "3/2", "2/2", "-1/2", "1/0", "0/0", "1/2/3"])
 def test_a_part_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(DataError, match=r"part .*Write i/n"):
         Part.parse(text)
 
 
-def test_parts_are_counted_from_zero_or_from_one() -> None:
-    assert [Part.parse(text) for text in ("0/3", "1/3", "2/3", "3/3")] == [
+def test_parts_are_counted_from_zero() -> None:
+    assert [Part.parse(text) for text in ("0/3", "2/3", " 0/1 ")] == [
         Part(number=0, count=3),
-        Part(number=1, count=3),
         Part(number=2, count=3),
-        Part(number=0, count=3),
+        Part(number=0, count=1),
     ]
+
+
+@pytest.mark.parametrize("part", [None, Part(number=0, count=1)])
+def test_shards_never_leave_an_index_silently(shards: Path, tmp_path: Path, part: Part | None) -> None:
+    urls = [str(shards / f"s{number}.tar") for number in range(5)]
+    before = build_shards(urls, ESTIMATOR, tmp_path / "index", part=part)
+    message = (
+        r"4 of the 5 shards in this index are not among .*: .*s0.tar, .*s3.tar at .*index. Name them too.*--replace"
+    )
+    with pytest.raises(IndexFormatError, match=message):
+        build_shards(urls[4:], ESTIMATOR, tmp_path / "index", part=part)
+    _same(before, CostIndex.open(tmp_path / "index"))
+    assert len(build_shards(urls[4:], ESTIMATOR, tmp_path / "index", part=part, replace=True)) == 7
+    # A cache follows its source.
+    assert len(build_index(TarSource(urls[:1]), ESTIMATOR, tmp_path / "index")) == 3
+
+
+def test_many_shards_that_would_leave_are_counted_not_listed(shards: Path, tmp_path: Path) -> None:
+    for number in range(5, 9):
+        shutil.copy(shards / "s0.tar", shards / f"s{number}.tar")
+    build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index")
+    with pytest.raises(IndexFormatError, match=r"8 of the 9 shards .*s5.tar and 3 more at") as caught:
+        build_shards(str(shards / "s0.tar"), ESTIMATOR, tmp_path / "index")
+    assert "s6.tar" not in str(caught.value)
+
+
+def test_a_part_is_not_made_another_part_silently(shards: Path, tmp_path: Path) -> None:
+    urls = str(shards / "*.tar")
+    part = build_shards(urls, ESTIMATOR, tmp_path / "index", part=Part(number=0, count=2))
+    with pytest.raises(IndexFormatError, match=r"part 0/2, and would become part 1/2 at .*index. Choose another"):
+        build_shards(urls, ESTIMATOR, tmp_path / "index", part=Part(number=1, count=2))
+    with pytest.raises(
+        IndexFormatError, match=r"this is part 0/2, and would become an index of all shards at .*replace"
+    ):
+        build_shards(urls, ESTIMATOR, tmp_path / "index")
+    _same(part, CostIndex.open(tmp_path / "index"))
+    assert build_shards(urls, ESTIMATOR, tmp_path / "index", replace=True).part is None
+
+
+def test_under_error_it_is_said_where_finished_shards_are_kept(
+    tmp_path: Path, write_shard: Callable[..., Path], chat_json: Make, image_bytes: Make
+) -> None:
+    shard = write_shard(tmp_path / "s.tar", [("0.json", chat_json("<image>?", "x")), ("0.png", image_bytes(2100, 4))])
+    with pytest.raises(DataError, match=r"Finished shards are kept in .*ix.building"):
+        build_shards(str(shard), ESTIMATOR, tmp_path / "ix", ScanOptions(unfit="error"))
+    assert (tmp_path / "ix.building").is_dir()
+
+
+def test_another_model_is_told_in_words(shards: Path, tmp_path: Path) -> None:
+    urls = str(shards / "s0.tar")
+    build_shards(urls, ESTIMATOR, tmp_path / "index")
+    other = estimator_from_config({"model_type": "qwen3_vl"})
+    with pytest.raises(
+        IndexFormatError, match=r"estimator is \w+, .* \(media counted by 'Qwen2.5-VL.*, not by 'Qwen3-VL"
+    ):
+        build_shards(urls, other, tmp_path / "index")
+
+
+def test_a_path_where_an_object_is_needed_is_told_so(shards: Path, tmp_path: Path) -> None:
+    path: Any = str(shards / "s0.tar")
+    for build in (build_index, lambda source, rule, _: scan_source(source, rule)):
+        with pytest.raises(DataError, match=r"s0.tar' is a str where a source of samples is needed. Open .*TarSource"):
+            build(path, ESTIMATOR, tmp_path / "index")
+        for model in ("models/x", tmp_path, {"model_type": "qwen2_5_vl"}):
+            with pytest.raises(DataError, match=r"where an estimator is needed. Make one with .*estimator_from_config"):
+                build(TarSource(path), model, tmp_path / "index")  # type: ignore[operator]
+    with pytest.raises(DataError, match="where an estimator is needed"):
+        build_shards(path, "models/x", tmp_path / "index")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_scanned(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    scanned = Scanned(monkeypatch)
+    with pytest.raises(
+        IndexFormatError, match=r"nothing can be written here: .* at .*file/index. Choose another folder"
+    ):
+        build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "file" / "index")
+    assert scanned.take() == []
+
+
+def test_the_home_folder_is_expanded(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(shards)
+    assert build_shards("~/shards/s0.tar", ESTIMATOR, "~/one").folder == tmp_path / "one"
+    assert build_index(TarSource("~/shards/s0.tar"), ESTIMATOR, "~/two").folder == tmp_path / "two"
+    build_shards("~/shards/s0.tar", ESTIMATOR, "~/part", part=Part(number=0, count=1))
+    assert merge_parts(["~/part"], "~/three").folder == tmp_path / "three"
+    assert len(os.listdir(shards)) == 5
 
 
 _SCRIPT = """

@@ -362,7 +362,8 @@ def test_a_literal_name_with_braces_is_taken_as_it_is(tmp_path: Path, write_shar
     [
         ("nowhere-{0..1}.tar", "2 of 2 shards are missing or no files: nowhere-0.tar, nowhere-1.tar"),
         ("nowhere-*.tar", "no shard matches 'nowhere-[*].tar'"),
-        ([], r"no shard matches \[\]"),
+        (["a-*.tar", "b?.tar"], r"^no shard matches 'a-[*]\.tar', 'b[?]\.tar'\. Check"),
+        ([], "no shard is named"),
         (".", r"1 of 1 shards are missing or no files: \..*For a folder write ./\*.tar"),
         ("pipe:rm -rf x", "'pipe:rm -rf x' is not a local file.*commands are not run"),
         ("https://host/a.tar", "is not a local file.*Copy the shards"),
@@ -377,6 +378,24 @@ def test_shards_that_cannot_be_opened_are_an_error(
     monkeypatch.setattr(tar_source, "MAX_SHARDS", 500)
     with pytest.raises(SourceError, match=message):
         TarSource(urls)
+
+
+@pytest.mark.parametrize("urls", ["nowhere-*.tar", "gone.tar", "pipe:x", "s-{0..1.tar"])
+def test_no_name_of_a_class_is_the_place_of_an_error(urls: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        TarSource(urls)
+    assert "TarSource" not in str(caught.value)
+
+
+def test_a_member_that_is_not_read_is_named_where_a_medium_is_missing(tmp_path: Path, write_shard: WriteShard) -> None:
+    members = [("0.txt", b"x"), ("0.cls", b"1"), ("a.json", _chat(1)), ("a.0.svg", b"<svg/>"), ("a.cls", b"1")]
+    members += [("b.json", _chat(1))]
+    source = TarSource(str(write_shard(tmp_path / "s.tar", members)))
+    with pytest.raises(RecordError, match=r"\(no media\); members that are not read as media: a.0.svg, a.cls at shard"):
+        source.record(1)
+    with pytest.raises(RecordError, match=r"\(no media\) at shard"):
+        pickle.loads(pickle.dumps(source)).record(2)
+    assert source.record(0).key == "0"
 
 
 def test_a_shard_that_is_listed_twice_is_an_error(small_shard: Path) -> None:

@@ -20,6 +20,7 @@ from dataloaders.counts import MediaKind
 from dataloaders.encoder import RecordEncoder, TextCounts
 from dataloaders.errors import DataError, Reason, RecordError
 from dataloaders.record import MediaPart, MediaRef, Record, TextPart, Turn
+from dataloaders.scan_rows import text_rule
 from dataloaders.template_encoder import TemplateEncoder
 
 LINES = ["hello world, what is it? A cat.", "The quick brown fox", "user assistant system\n\n", "more or less 123"] * 4
@@ -487,10 +488,17 @@ def test_media_that_the_template_has_no_place_for_are_refused_with_their_member(
     record = _record(("user", [0]), kinds=(MediaKind.VIDEO,))
     encoder = TemplateEncoder.from_folder(folder(IMAGES_FIRST))
     with pytest.raises(
-        RecordError, match=r"no known placeholder for a video at shard s.tar, key k, member k.0"
+        RecordError, match=r"no known placeholder for media of the kind video at shard s.tar, key k, member k.0"
     ) as caught:
         encoder.encode(record, [1])
-    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA
+    assert caught.value.reason is Reason.PLACEHOLDER_MISMATCH
+
+
+def test_the_rule_names_the_files_and_their_folder(folder: Folder) -> None:
+    root = folder(IMAGES_FIRST)
+    encoder = TemplateEncoder.from_folder(root)
+    assert encoder.rule == f"tokenizer.json and chat_template.jinja of {root.name}"
+    assert text_rule(encoder) == f"{encoder.rule} ({encoder.fingerprint[:16]})"
 
 
 def test_media_that_the_template_writes_in_another_order_are_refused(folder: Folder) -> None:

@@ -25,7 +25,16 @@ def test_every_sample_is_in_the_one_bin_that_says_so(values: list[int]) -> None:
     for row in bins:
         inside = [value for value in values if row.low <= value <= row.high]
         assert (row.samples, row.total) == (len(inside), sum(inside))
-    assert all(low.high + 1 == high.low for low, high in itertools.pairwise(bins))
+    assert all(low.high + 1 == high.low for low, high in itertools.pairwise(row for row in bins if row.high))
+
+
+def test_between_zeros_and_the_first_number_no_empty_bin_is_shown() -> None:
+    assert [(row.low, row.samples) for row in histogram(np.array([0, 0, 17, 70]))] == [
+        (0, 2),
+        (16, 1),
+        (32, 0),
+        (64, 1),
+    ]
 
 
 def test_shares_are_of_the_samples_and_of_the_sum() -> None:

@@ -15,6 +15,7 @@ from dataloaders.estimators import estimator_from_config
 from dataloaders.index import CostIndex, write_index
 from dataloaders.index_build import build_shards
 from dataloaders.scan import scan_source
+from dataloaders.scan_rows import ScanOptions
 from dataloaders.tar_source import TarSource
 from tools.cli import main
 from tools.data_report import DataReport, _distribution, print_report, report_on
@@ -200,6 +201,47 @@ def test_an_index_of_another_model_or_labelling_is_refused(folder: Path, tmp_pat
     with pytest.raises(IndexFormatError, match="its labels are on 'assistant', not on 'all'"):
         report_on(str(folder), train_on="all")
     assert report_on(str(folder), train_on="assistant").num_usable == 7
+
+
+def test_options_of_a_scan_are_compared_with_an_index(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(IndexFormatError, match=r"text is counted by 'ByteEncoder \(byte-1\)', not by 'RoughEncoder"):
+        report_on(str(folder), text="rough")
+    with pytest.raises(IndexFormatError, match="its images are turned as their EXIF orientation says"):
+        report_on(str(folder), apply_orientation=False)
+    with pytest.raises(UsageError, match=r"--preprocessing transformers: an index has its own. .* give --model too"):
+        report_on(str(folder), preprocessing="transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}), encoding="utf-8")
+    with pytest.raises(IndexFormatError, match="its media are counted by"):
+        report_on(str(folder), processor=tmp_path, preprocessing="qwen_vl_utils")
+    assert report_on(str(folder), processor=tmp_path, text="bytes").num_usable == 7
+
+
+def test_an_index_of_images_as_they_are_stored_says_so(small_shard: Path, tmp_path: Path) -> None:
+    options = ScanOptions(apply_orientation=False)
+    build_shards(str(small_shard), load_estimator(None), tmp_path / "index", options)
+    notes = ("images are measured as they are stored, not as their EXIF orientation turns them",)
+    assert report_on(str(tmp_path / "index")).notes == notes
+    assert report_on(str(small_shard), apply_orientation=False).notes == notes
+
+
+def test_what_is_neither_an_index_nor_shards_is_a_usage_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "meta.json").unlink()
+    assert main(["data", "index"]) == 2
+    printed = capsys.readouterr().err
+    assert (
+        "error: index is neither an index (no meta.json) nor shards. For the shards in it write 'index/*.tar'"
+        in printed
+    )
+    assert main(["data", "nope"]) == 2
+    assert "nope is neither an index (no such folder) nor shards" in capsys.readouterr().err
+
+
+def test_the_heading_says_how_many_shards_are_listed(tmp_path: Path, write_shard, chat_json) -> None:
+    urls = [str(write_shard(tmp_path / f"{n}.tar", [("0.json", chat_json("1?", "2"))])) for n in range(6)]
+    assert "Shards with the most LLM tokens (5 of 6)" in _printed(report_on(urls))
 
 
 def test_what_dominates_is_said_by_modality_and_by_shard(folder: Path, small_shard: Path) -> None:

@@ -1,5 +1,6 @@
 """`balancer-analyze index` and `merge`: built, updated, in parts, refused; and what they say."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -90,11 +91,12 @@ def test_parts_are_merged_to_the_index_of_one_machine(
 ) -> None:
     common = ("index", shards, "--model", str(model), "--output")
     whole = _built(capsys, *common, str(tmp_path / "whole"))
-    for part in ("1/3", "2/3", "3/3"):
+    for part in ("1/3", "2/3", "0/3"):
         said = _built(capsys, *common, str(tmp_path / part[0]), "--part", part)
-        assert said["part"] == part.replace("3/3", "0/3")
-    merged = _built(capsys, "merge", *(str(tmp_path / name) for name in "231"), "--output", str(tmp_path / "merged"))
-    assert {**merged, "folder": 0, "shards_scanned": 0} == {**whole, "folder": 0, "shards_scanned": 0}
+        assert said["part"] == part
+    merged = _built(capsys, "merge", *(str(tmp_path / name) for name in "201"), "--output", str(tmp_path / "merged"))
+    said_of_the_build = {"folder": 0, "shards_scanned": 0, "note": 0}
+    assert {**merged, **said_of_the_build} == {**whole, **said_of_the_build}
     assert main(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--output", str(tmp_path / "x")]) == 1
     assert "part 0/3 is missing" in capsys.readouterr().err
 
@@ -135,6 +137,7 @@ def test_an_index_of_another_model_is_refused_with_the_remedy(
     "argv",
     [
         ["--part", "4/3"],
+        ["--part", "3/3"],
         ["--part", "one"],
         ["--workers", "0"],
         ["--unfit", "ignore"],
@@ -160,9 +163,130 @@ def test_a_build_that_is_interrupted_ends_with_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]
+    real = index_command.build_shards
     monkeypatch.setattr(index_command, "build_shards", interrupted)
-    assert main(["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert main(argv) == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on where this one was\n"
+
+    def stopped(*args: object, progress: Callable[[BuildProgress], None], **options: object) -> None:
+        def stop(state: BuildProgress) -> None:
+            progress(state)
+            if state.shards == 3:
+                raise KeyboardInterrupt
+
+        real(*args, progress=stop, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_command, "build_shards", stopped)
+    assert main(argv) == 130
+    told = "interrupted: 3 of 4 shards are done; the same command goes on where this one was\n"
+    assert capsys.readouterr().err == told
+    monkeypatch.setattr(index_command, "build_shards", real)
+    assert main(argv) == 0
+
+
+def test_shards_leave_an_index_only_when_asked(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = ("--model", str(model), "--output", str(tmp_path / "i"))
+    _built(capsys, "index", shards, *end)
+    assert main(["index", str(tmp_path / "s1.tar"), *end]) == 1
+    printed = capsys.readouterr().err
+    assert "3 of the 4 shards in this index are not among those that are named: " in printed
+    assert "s0.tar" in printed
+    assert "--replace" in printed
+    assert len(CostIndex.open(tmp_path / "i")) == 8
+    assert _built(capsys, "index", str(tmp_path / "s1.tar"), *end, "--replace")["samples"] == 2
+
+
+@pytest.mark.parametrize("spelled", [["--output", "~/ix"], ["--output=~/ix"]])
+def test_the_home_folder_is_expanded_everywhere(
+    spelled: list[str],
+    shards: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = Path(shards).parent
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(model)
+    said = _built(capsys, "index", "~/s{0..3}.tar", "--model", "~/model", *spelled)
+    assert said["folder"] == str(home / "ix")
+    assert _built(capsys, "data", "~/ix", "--model=~/model", "--plot=~/x.svg")["num_samples"] == 8
+    assert (home / "x.svg").is_file()
+    _built(capsys, "index", "~/s0.tar", "--model", "~/model", "--part", "0/1", "--output", "~/part")
+    assert _built(capsys, "merge", "~/part", "--output", "~/whole")["folder"] == str(home / "whole")
+    assert main(["tokens", "64x64", "--model", "~/model"]) == 0
+    assert main(["run", "~/gone"]) == 2
+    assert str(home / "gone") in capsys.readouterr().err
+    assert not any("~" in name for name in os.listdir(model))
+
+
+def test_one_reason_for_half_of_the_samples_is_a_warning(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "warning: 4 of 8 samples are unusable for one reason, extreme_aspect. The first: " in printed
+    assert "s0.tar, key 1, member 1.png" in printed
+    assert str(_built(capsys, *argv)["warning"]).startswith("4 of 8 samples")
+    assert _built(capsys, *argv, "--unfit", "clamp", "--replace")["warning"] == ""
+
+
+def test_text_that_is_estimated_unasked_says_why(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]
+    assert _built(capsys, *argv)["note"] == f"text is estimated: no tokenizer.json in {model}"
+    (model / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert f"note: text is estimated although tokenizer.json is there: no chat template 'default' at {model}" in printed
+    assert "chat_template.jinja" in printed
+    assert main(["data", shards, "--model", str(model)]) == 0
+    assert "note: text is estimated although tokenizer.json is there" in capsys.readouterr().out
+    assert _built(capsys, *argv, "--text", "rough")["note"] == ""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("models/nope", "--model models/nope: no such folder. "),
+        ("model/config.json", "a file, not a folder. Name its folder: model"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "hub are not resolved: download the configuration files"),
+    ],
+)
+def test_a_model_that_is_no_folder_is_a_usage_error(
+    case: tuple[str, str],
+    shards: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, message = case
+    monkeypatch.chdir(model.parent)
+    for argv in (["index", shards, "--output", "i"], ["data", shards], ["tokens", "64x64"]):
+        assert main([*argv, "--model", name]) == 2
+        assert message in capsys.readouterr().err
+    assert not (model.parent / "i").exists()
+
+
+def test_an_output_that_cannot_be_written_is_a_failure_with_the_remedy(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output"]
+    assert main([*argv, str(model / "config.json" / "i")]) == 1
+    printed = capsys.readouterr().err
+    assert "nothing can be written here" in printed
+    assert "Choose another folder" in printed
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(index_command, "build_shards", full)
+    assert main([*argv, str(tmp_path / "i")]) == 1
+    assert "cannot be written: [Errno 28] No space left on device. Free some space" in capsys.readouterr().err
 
 
 def test_progress_is_a_line_now_and_then_where_nobody_watches(

@@ -1,6 +1,7 @@
 """`balancer-analyze tokens` prints what each medium costs, or why it cannot be used and what would work."""
 
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -161,6 +162,49 @@ def test_damaged_files_are_rows_with_a_reason(model_folder: Callable[..., Path],
     report = report_on([str(empty), str(noise), "640x480"], model=model_folder())
     assert [row.reason for row in report.rows] == ["empty_file", "unknown_format", ""]
     assert report.num_failed == 2
+
+
+def test_a_tar_is_refused_and_never_taken_for_a_film(
+    model_folder: Callable[..., Path],
+    write_shard: Callable[..., Path],
+    image_bytes: Callable[..., bytes],
+    tmp_path: Path,
+) -> None:
+    picture = image_bytes(320, 200, format="JPEG")
+    paths = [
+        write_shard(tmp_path / f"{kind}.jpg", [("0.jpg", picture), ("1.jpg", picture)], format=kind)
+        for kind in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)
+    ]
+    for row in report_on(list(map(str, paths)), model=model_folder()).rows:
+        assert (row.counts, row.reason) == (None, "unknown_format")
+        assert "a tar at" in row.message
+        assert "Use balancer-analyze index or data" in row.message
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(b"<!DOCTYPE html><html></html>", "an HTML page"), (b"<svg xmlns='x'></svg>", "SVG"), (b"%PDF-1.7\n", "a PDF")],
+)
+def test_a_file_that_is_plainly_something_else_is_named(
+    content: bytes, name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "g_text.jpg"
+    path.write_bytes(content)
+    row = report_on([str(path)], model=model_folder()).rows[0]
+    assert row.reason == "unknown_format"
+    assert "not an image in any of the formats" in row.message
+    assert f"but {name}" in row.message
+
+
+def test_media_that_are_keys_of_cross_attention_are_not_called_part_of_the_tokens(
+    model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder({"config.json": {"model_type": "mllama"}})
+    assert main(["tokens", "1000x1000", "--model", str(folder)]) == 0
+    counts = report_on(["1000x1000"], model=folder).rows[0].counts
+    assert counts is not None
+    told = f"LLM tokens 1, and {counts.visual_tokens:,} visual ones beside them, as keys of cross-attention"
+    assert told in capsys.readouterr().out
 
 
 def test_nothing_usable_is_a_usage_error_that_names_all(model_folder: Callable[..., Path], tmp_path: Path) -> None:

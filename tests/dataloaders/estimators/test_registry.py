@@ -108,6 +108,38 @@ def test_folders_that_do_not_work_say_why(files: dict[str, object], words: str, 
         estimator_from_config(write(tmp_path, **files))
 
 
+def test_a_mapping_that_names_no_known_file_is_refused() -> None:
+    files = {"config": {"model_type": "qwen2_5_vl"}, "preprocessor": {"max_pixels": 784}}
+    with pytest.raises(
+        DataError, match=r"names 'preprocessor' beside .*: config, preprocessor_config, .*image_processor"
+    ):
+        estimator_from_config(files)
+    whole = {"config.json": {"model_type": "qwen2_5_vl"}, "tokenizer_config.json": {}, "generation_config.json": {}}
+    assert isinstance(estimator_from_config(whole), Qwen25VLEstimator)
+
+
+def test_a_name_that_is_no_folder_is_told_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, config={"model_type": "qwen2_5_vl"})
+    with pytest.raises(DataError, match=rf"a file, not a folder at .*config.json. Name its folder: {tmp_path}"):
+        estimator_from_config(tmp_path / "config.json")
+    with pytest.raises(
+        DataError, match=r"no such folder at Qwen/Qwen2.5-VL-7B-Instruct.*hub are not resolved: download"
+    ):
+        estimator_from_config("Qwen/Qwen2.5-VL-7B-Instruct")
+    with pytest.raises(DataError, match=r"no such folder at gone. Name a model folder in Hugging Face format.$"):
+        estimator_from_config("gone")
+    with pytest.raises(DataError, match=r"no such folder at a/b/c. [^.]*.$"):
+        estimator_from_config("a/b/c")
+
+
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").mkdir()
+    write(tmp_path / "m", config={"model_type": "qwen2_5_vl"})
+    assert isinstance(estimator_from_config("~/m"), Qwen25VLEstimator)
+
+
 def test_a_family_can_be_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataloaders.estimators._registry", {})
     estimator = Qwen25VLEstimator()
