@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from balancer.printable import printable
@@ -190,7 +191,7 @@ def print_index(index: CostIndex, console: Console, built: Built | None = None) 
     scanned = "" if said["shards_scanned"] is None else f", {said['shards_scanned']} of them scanned now"
     lines = [
         f"{index.folder}{part}: {len(index):,} samples in {said['shards']:,} shards{scanned}; {said['media']:,} media, "
-        f"{_as_mb(said['bytes'])}",
+        f"{decimal(int(str(said['bytes'])))}",
         f"media: {index.rules.get('media', '')}",
         f"text: {index.rules.get('text', '')}, labels on {index.key.train_on}",
     ]
@@ -238,7 +239,3 @@ def _plain_lines() -> Callable[[BuildProgress], None]:
 def _said(state: BuildProgress) -> str:
     failed = f", {state.failed} failed" if state.failed else ""
     return f"{state.shards:,} of {state.num_shards:,} shards, {state.samples:,} samples{failed}"
-
-
-def _as_mb(size: object) -> str:
-    return f"{int(str(size)) / 1e6:,.1f} MB"

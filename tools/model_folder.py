@@ -8,7 +8,6 @@
 What was chosen is said by the reports and stored in the index.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import DataError
 from dataloaders.estimators import Preprocessing, TokenEstimator, estimator_from_config
-from dataloaders.estimators.files import model_folder
+from dataloaders.estimators.files import model_folder, read_object
 from dataloaders.hf_tokenizer import TOKENIZER_NAME
 from dataloaders.rough_encoder import RoughEncoder
 from dataloaders.template_encoder import TemplateEncoder
@@ -29,7 +28,6 @@ TrainOn: TypeAlias = Literal["assistant", "last", "all"]
 
 PUBLISHED: Mapping[str, Any] = {"model_type": "qwen2_5_vl", "min_pixels": 4 * 28**2, "max_pixels": 16_384 * 28**2}
 EXPORTED_FILE = "processor.json"  # what `balancer-train export` calls the rule
-_MAX_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ def load_estimator(model: Path | None, *, preprocessing: Preprocessing | None = 
     model = named_folder(model)
     exported = model / EXPORTED_FILE
     if exported.is_file():
-        return estimator_from_config(_read(exported), preprocessing=preprocessing)
+        return estimator_from_config(read_object(exported, remedy="Export the run again."), preprocessing=preprocessing)
     return estimator_from_config(model, preprocessing=preprocessing)
 
 
@@ -113,15 +111,3 @@ def _own_text_rule(model: Path | None) -> tuple[TextRule, str]:
     except DataError as error:  # a tokenizer alone does not say what stands around the turns
         return "rough", f"text is estimated although {TOKENIZER_NAME} is there: {error}"
     return "template", ""
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    if path.stat().st_size > _MAX_BYTES:
-        raise DataError(f"a file of more than {_MAX_BYTES} bytes", place=str(path))
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON: {error}", place=str(path), remedy="Export the run again.") from None
-    if not isinstance(content, dict):
-        raise DataError(f"a {type(content).__name__}, not an object", place=str(path), remedy="Export the run again.")
-    return content

@@ -92,7 +92,7 @@ def read_files(source: str | os.PathLike[str] | Config) -> dict[str, Config]:
     if isinstance(source, Mapping):
         return _from_mapping(source)
     folder = model_folder(source)
-    files = {name: _read(folder / f"{name}.json") for name in NAMES if (folder / f"{name}.json").is_file()}
+    files = {name: read_object(folder / f"{name}.json") for name in NAMES if (folder / f"{name}.json").is_file()}
     if not files:
         raise DataError(
             f"none of {', '.join(f'{name}.json' for name in NAMES)}",
@@ -143,13 +143,16 @@ def _from_mapping(source: Config) -> dict[str, Config]:
     return files
 
 
-def _read(path: Path) -> Config:
+def read_object(path: Path, *, remedy: str = "Download the file again.") -> Config:
+    """The JSON object in a file of at most 16 MiB. Raises DataError where it is none."""
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise DataError(f"a configuration of more than {_MAX_CONFIG_BYTES} bytes", place=str(path))
     try:
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON: {error}", place=str(path), remedy="Download the file again.") from error
+        raise DataError(f"not JSON: {error}", place=str(path), remedy=remedy) from error
     if not isinstance(parsed, dict):
-        raise DataError(f"JSON of type {type(parsed).__name__} where an object is needed", place=str(path))
+        raise DataError(
+            f"JSON of type {type(parsed).__name__} where an object is needed", place=str(path), remedy=remedy
+        )
     return parsed

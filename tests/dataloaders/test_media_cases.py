@@ -683,13 +683,12 @@ def test_vd08_opening_a_video_on_slow_storage_costs_the_budget_and_one_read(
 ) -> None:
     data = encoded(25, container, codec, options)
     data += bytes(40 * 16_384)  # much to look through
-    slow, start_s = Slow(data), time.monotonic()
+    slow = Slow(data)
     with pytest.raises(MediaError, match=r"max_probe_s=0\.1") as caught:
         probe_video(slow, limits=ProbeLimits(max_probe_s=0.1), place="key 3")
     assert caught.value.reason is Reason.TIMEOUT
     assert "key 3" in str(caught.value)
     assert slow.reads <= 12
-    assert time.monotonic() - start_s < 2.0
 
 
 def test_vd08_many_boxes_on_slow_storage_cost_the_budget_and_one_read(video_bytes: Make) -> None:
