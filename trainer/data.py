@@ -98,9 +98,11 @@ def select(options: PlacementOptions, source: SampleSource, index: CostIndex, es
         places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)
         listed = [f"  {place}{bad.message}" for place, bad in zip(places, index.bad[:MAX_LISTED], strict=False)]
         more = [f"  and {len(index.bad) - MAX_LISTED} more"] if len(index.bad) > MAX_LISTED else []
-        remedy = "Repair them, or pass --bad-records skip to train without them (they are counted in the summary)."
+        remedy = "Repair them, or pass --bad-records skip to train without them (they are counted in the summary)"
+        if any(bad.unfit for bad in index.bad):
+            remedy += ", or --unfit clamp to train on media that the processor would fail on as nearly as it can"
         raise DataError(
-            "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more, remedy])
+            "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more, f"{remedy}."])
         )
     capacities = Capacities(tokens=options.capacity_tokens, patches=options.patch_limit)
     eligibility = eligible_ids(index, capacities, options.oversize)

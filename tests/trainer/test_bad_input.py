@@ -185,6 +185,15 @@ def test_a_bad_sample_stops_the_launch_and_is_named_by_shard_and_key(
     (line,) = [line for line in answer.err.splitlines() if line.startswith("  ")]
     assert re.search(message, line)
     assert line.count("shard.tar, key bad") == 1
+    assert ("--unfit clamp" in answer.err) is (case == "strip")
+
+
+def test_media_that_the_processor_would_fail_on_are_trained_on_when_clamped_ce_02(
+    fit: Run, shard: Shard, chat_json: Any, image_bytes: Any
+) -> None:
+    answer = fit(shard(*bad_samples(chat_json, image_bytes)["strip"][0]), "--unfit", "clamp", "--capacity-tokens", 260)
+    assert answer.code == 0, answer.err
+    assert "0 unusable): 5 to train" in answer.out
 
 
 def test_bad_samples_of_every_kind_are_skipped_and_counted(
