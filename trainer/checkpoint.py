@@ -286,11 +286,20 @@ def _agreement(comm: Comm, what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
+        _raise_interrupt(error)
         failure, cause = _first_line(error), error
     failures = [(rank, text) for rank, text in enumerate(comm.gather(failure)) if text]
     if failures:
         where = f" (rank {failures[0][0]}): " if comm.world_size > 1 else ": "
         raise CheckpointError(what + where + failures[0][1]) from cause
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raise Ctrl-C again as what it is, where DCP has wrapped it as a failure of its own."""
+    if isinstance(error, dcp.CheckpointException):
+        for failure, _ in error.failures.values():
+            if not isinstance(failure, Exception):
+                raise failure from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -407,6 +407,7 @@ def act(state):
             os.kill(os.getpid(), getattr(signal, sys.argv[3]))
 
 done = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 build_shards(sys.argv[1], Qwen25VLEstimator(), sys.argv[2], workers=2, progress=act)
 """
 

@@ -607,11 +607,7 @@ def test_encoders_travel_by_pickle_and_to_spawned_workers(folder: Folder) -> Non
     assert len(pickle.dumps(encoder)) < 20_000
     assert pickle.loads(pickle.dumps(encoder)).count(DIALOGUE, []) == expected
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(_count, (encoder,)) == expected
-
-
-def _count(encoder: TemplateEncoder) -> TextCounts:
-    return encoder.count(DIALOGUE, [])
+        assert pool.apply(TemplateEncoder.count, (encoder, DIALOGUE, [])) == expected
 
 
 def test_a_fork_after_encoding_works_and_says_nothing(folder: Folder, tmp_path: Path) -> None:

@@ -173,6 +173,16 @@ def test_content_that_is_no_metadata_is_an_error_and_no_crash(tmp_path: Path) ->
         load_checkpoint(path, model=model(), comm=COMM)
 
 
+def test_control_c_while_saving_stays_control_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_module.dcp.FileSystemWriter, "write_data", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1, model())
+    assert latest_complete(tmp_path) is None
+
+
 def test_a_failed_save_says_so_and_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, model())
 
