@@ -25,7 +25,6 @@ from dataloaders.errors import DataError
 TOKENIZER_NAME = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 256 * 1024**2
 MAX_CONFIG_BYTES = 16 * 1024**2
-STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _DAMAGED = "Download the model folder again."
 
 

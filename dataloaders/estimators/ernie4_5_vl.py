@@ -17,18 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.errors import DataError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.estimators.files import ProcessorFiles
-from dataloaders.estimators.native import (
-    Cells,
-    NativeEstimator,
-    area_bounds,
-    frame_rate,
-    number,
-    require_resize,
-)
-from dataloaders.estimators.options import fingerprint, require_positive
+from dataloaders.estimators.frames import too_few_frames
+from dataloaders.estimators.native import Cells, NativeEstimator, area_bounds, frame_rate, number
+from dataloaders.estimators.options import fingerprint, require_positive, require_resize
 from dataloaders.estimators.qwen2_vl import sampling_rate
 from dataloaders.estimators.resize_rule import Budget, check_bounds
 
@@ -154,12 +148,7 @@ class Ernie45VLEstimator(NativeEstimator):
                 max(num_frames if c.fps is None else num_frames / rate * c.fps, c.min_frames), c.max_frames, num_frames
             )
         if c.num_frames > num_frames:
-            raise UnfitError(
-                Reason.TOO_FEW_FRAMES,
-                f"{num_frames} frames, where the processor needs at least {c.num_frames}",
-                remedy="Drop the item, or repeat its frames.",
-                nearest_frames=c.num_frames,
-            )
+            raise too_few_frames(num_frames, c.num_frames)
         return c.num_frames
 
     def _distinct(self, num_frames: int, fps: float, duration_s: float) -> int:

@@ -22,6 +22,16 @@ from dataloaders.estimators.files import Config
 _SLOWEST_PER_S, _FASTEST_PER_S = 1e-6, 1e6
 
 
+def too_few_frames(num_frames: int, needed: int) -> UnfitError:
+    """The error for a clip of fewer frames than a processor asks for."""
+    return UnfitError(
+        Reason.TOO_FEW_FRAMES,
+        f"{num_frames} frames, where the processor needs at least {needed}",
+        remedy="Drop the item, or repeat its frames.",
+        nearest_frames=max(needed, num_frames + 1),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSampling:
     """How many frames are taken, and where.

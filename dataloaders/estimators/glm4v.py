@@ -35,10 +35,9 @@ from dataloaders.estimators.native import (
     area_bounds,
     frame_rate,
     number,
-    require_resize,
     triple,
 )
-from dataloaders.estimators.options import fingerprint, require_positive, vision_config
+from dataloaders.estimators.options import fingerprint, require_positive, require_resize, vision_config
 from dataloaders.estimators.qwen2_vl import cell_sizes
 from dataloaders.estimators.resize_rule import Budget, check_bounds
 from dataloaders.estimators.text import ROUGH, count_text_roughly

@@ -110,14 +110,16 @@ class NativeEstimator:
     def video(self, width_px: int, height_px: int, num_frames: int, fps: float, duration_s: float) -> ItemCounts:
         """Counts of a video; without a usable `fps`, the rate follows from `duration_s`."""
         try:
-            sampled = self.num_sampled(num_frames, fps, duration_s)
+            indices = self.frame_indices(num_frames, fps, duration_s) if self.writes_texts else None
+            sampled = self.num_sampled(num_frames, fps, duration_s) if indices is None else len(indices)
             size = resize_all(height_px, width_px, self.video_budgets(sampled))
         except UnfitError as error:
             if error.reason != Reason.TOO_FEW_FRAMES:
                 raise
             error.nearest_frames = self._least_frames(num_frames, fps, duration_s)
             raise
-        return self.video_cells.counts(size, sampled, self._text_tokens(num_frames, fps, duration_s))
+        texts = 0 if indices is None else self._text_tokens(indices, frame_rate(num_frames, fps, duration_s))
+        return self.video_cells.counts(size, sampled, texts)
 
     def explain_image(self, width_px: int, height_px: int, *, num_images: int = 1) -> tuple[str, ...]:
         """The steps of the formula with their numbers."""
@@ -167,11 +169,8 @@ class NativeEstimator:
             return False
         return True
 
-    def _text_tokens(self, num_frames: int, fps: float, duration_s: float) -> int:
-        if not self.writes_texts:
-            return 0
-        indices = self.frame_indices(num_frames, fps, duration_s)
-        texts = self.group_texts(indices, frame_rate(num_frames, fps, duration_s))
+    def _text_tokens(self, indices: NDArray[np.int64], fps: float) -> int:
+        texts = self.group_texts(indices, fps)
         return sum(map(self._count, texts)) + self.delimiters * len(texts)
 
     def _count(self, text: str) -> int:
@@ -289,15 +288,6 @@ def area_bounds(settings: Config, default: tuple[int, int], *, pixel_keys: bool)
     if low is None or high is None:
         raise DataError(f"size={size!r}: needs shortest_edge and longest_edge, the areas of the smallest and largest")
     return low, high
-
-
-def require_resize(*settings: Config) -> None:
-    """Raises DataError where pictures are not resized."""
-    for one in settings:
-        if one.get("do_resize", True) is False:
-            raise DataError(
-                "do_resize is false: sizes would depend on the files alone", remedy="Set do_resize to true."
-            )
 
 
 def _resizes(height: int, width: int, budgets: tuple[Budget, ...]) -> list[str]:

@@ -104,8 +104,7 @@ def tile_px(files: ProcessorFiles, *, default: int, crops: bool, square: bool) -
     if switch(files.image, "do_center_crop", crops):
         crop = files.image.get("crop_size")
         return standard if crop is None else size_px(crop, "crop_size")
-    if not switch(files.image, "do_resize", True):
-        raise DataError("do_resize is false: sizes would depend on the files alone", remedy="Set do_resize to true.")
+    require_resize(files.image)
     size = files.image.get("size")
     if size is None:
         return standard
@@ -117,9 +116,9 @@ def tile_px(files: ProcessorFiles, *, default: int, crops: bool, square: bool) -
     return size_px(size, "size")
 
 
-def require_resize(settings: Config) -> None:
+def require_resize(*settings: Config) -> None:
     """Raises DataError where resizing is off, so that counts would depend on the pixels that the files have."""
-    if not switch(settings, "do_resize", True):
+    if not all(switch(one, "do_resize", True) for one in settings):
         raise DataError("do_resize is false: sizes would depend on the files alone", remedy="Set do_resize to true.")
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.estimators.files import ProcessorFiles
-from dataloaders.estimators.native import Cells, NativeEstimator, area_bounds, number, require_resize
-from dataloaders.estimators.options import ImagesOnly, fingerprint, require_positive
+from dataloaders.estimators.native import Cells, NativeEstimator, area_bounds, number
+from dataloaders.estimators.options import ImagesOnly, fingerprint, require_positive, require_resize
 from dataloaders.estimators.resize_rule import Budget, check_bounds
 
 _RULE = "paddleocr_vl/1"  # raise it whenever a count changes for some input: it is in the fingerprint

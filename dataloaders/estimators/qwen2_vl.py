@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError, Reason, UnfitError
 from dataloaders.estimators.files import Config, ProcessorFiles
+from dataloaders.estimators.frames import too_few_frames
 from dataloaders.estimators.native import (
     CLIP_MEAN,
     CLIP_STD,
@@ -42,10 +43,9 @@ from dataloaders.estimators.native import (
     floored_positions,
     frame_rate,
     number,
-    require_resize,
     triple,
 )
-from dataloaders.estimators.options import fingerprint, require_positive, vision_config
+from dataloaders.estimators.options import fingerprint, require_positive, require_resize, vision_config
 from dataloaders.estimators.resize_rule import Budget, resize_all
 
 _IMAGE_BOUNDS = (56 * 56, 28 * 28 * 1280)
@@ -208,14 +208,14 @@ class Qwen2VLEstimator(PatchLayout):
         if c.video_num_frames is not None:
             wanted = round(c.video_num_frames / step) * step
             if wanted > num_frames:
-                raise _too_few(num_frames, wanted)
+                raise too_few_frames(num_frames, wanted)
             return wanted
         least = math.ceil(c.video_min_frames / step) * step if c.sampling == "even" else c.video_min_frames
         most = math.floor(min(c.video_max_frames, num_frames) / step) * step
         sampled = math.floor(min(max(num_frames / rate * c.video_fps, least), most) / step) * step
         if sampled < step:
             # More frames at the same rate last longer, until the rate gives a whole patch of them.
-            raise _too_few(num_frames, step if num_frames < step else math.ceil(step * rate / c.video_fps) + 1)
+            raise too_few_frames(num_frames, step if num_frames < step else math.ceil(step * rate / c.video_fps) + 1)
         return sampled
 
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
@@ -276,12 +276,3 @@ def _video_numbers(video: Config, factor: int) -> dict[str, Any]:
         "video_max_pixels": high,
         "video_total_pixels": float(int(tokens * factor * factor * 0.9)) if video.get("cap_pixels_per_frame") else None,
     }
-
-
-def _too_few(num_frames: int, needed: int) -> UnfitError:
-    return UnfitError(
-        Reason.TOO_FEW_FRAMES,
-        f"{num_frames} frames, where the processor needs at least {needed}",
-        remedy="Drop the item, or repeat its frames.",
-        nearest_frames=max(needed, num_frames + 1),
-    )

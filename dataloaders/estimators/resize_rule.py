@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.estimators.frames import too_few_frames
 
 _MAX_ASPECT = 200
 
@@ -52,12 +53,7 @@ class Budget:
             UnfitError: `extreme_aspect`, `too_small` for a side below 1 px, `too_few_frames` below `temporal_factor`.
         """
         if self.num_frames < self.temporal_factor:
-            raise UnfitError(
-                Reason.TOO_FEW_FRAMES,
-                f"{self.num_frames} frames, where the processor needs at least {self.temporal_factor}",
-                remedy="Drop the item, or repeat its frames.",
-                nearest_frames=self.temporal_factor,
-            )
+            raise too_few_frames(self.num_frames, self.temporal_factor)
         scaled_height, scaled_width = scaled = self._scaled(height, width)
         new_height, new_width = self._rounded(scaled)
         frames, factor = self._bounded_frames(), self.factor

@@ -55,9 +55,9 @@ def media_rows(images: Sequence[Path], clips: Sequence[Path], *, repeats: int) -
     rows: list[MediaRow] = []
     num_images = 0
     for section, shards, extension in (("images", images, ".jpg"), ("mp4", clips, ".mp4"), ("mkv", clips, ".mkv")):
-        with members(shards, (extension,)) as found:
-            rows += _section(section, header_methods(found, section), len(found), repeats)
-            num_images = num_images or len(found)
+        found = members(shards, (extension,))
+        rows += _section(section, header_methods(found, section), len(found), repeats)
+        num_images = num_images or len(found)
     return rows + _section("index", index_methods(images), num_images, repeats)
 
 

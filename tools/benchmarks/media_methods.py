@@ -11,21 +11,19 @@ import importlib.metadata
 import importlib.util
 import io
 import json
-import os
-import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from dataloaders.estimators import estimator_from_config
 from dataloaders.probe import probe_image, probe_video
 from dataloaders.scan import scan_source
-from dataloaders.tar_source import TarSource
+from dataloaders.tar_source import MemberReader, TarSource
 
 Method: TypeAlias = Callable[[Sequence[Path]], int]
 PACKAGES = ("PIL", "imagesize", "av", "decord", "webdataset", "megatron.energon")
@@ -48,34 +46,18 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-class Member:
-    """One medium in a shard by offset: the `ByteReader` of a data set that reads with pread."""
-
-    def __init__(self, descriptor: int, offset: int, size: int) -> None:
-        self._descriptor, self._offset, self.size = descriptor, offset, size
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes [offset, offset + size) of the medium."""
-        return os.pread(self._descriptor, min(size, self.size - offset), self._offset + offset)
-
-
-@contextmanager
-def members(shards: Sequence[Path], extensions: tuple[str, ...] = (".jpg", ".mp4", ".mkv")) -> Iterator[list[Member]]:
-    """Media of the shards; the member table is made before the clock runs, for all methods alike."""
-    files: list[BinaryIO] = []
-    found: list[Member] = []
-    try:
-        for shard in shards:
-            files.append(open(shard, "rb"))  # noqa: SIM115  closed below, when the caller is done
-            with tarfile.open(shard) as tar:
-                found += [Member(files[-1].fileno(), m.offset_data, m.size) for m in tar if m.name.endswith(extensions)]
-        yield found
-    finally:
-        for file in files:
-            file.close()
+def members(shards: Sequence[Path], extensions: tuple[str, ...] = (".jpg", ".mp4", ".mkv")) -> list[MemberReader]:
+    """Media of the shards by range reads; the member table is made before the clock runs, for all methods alike."""
+    source = TarSource([str(shard) for shard in shards])
+    return [
+        source.media_reader(i, j)
+        for i in range(len(source))
+        for j, ref in enumerate(source.record(i).media)
+        if ref.member.endswith(extensions)
+    ]
 
 
-def header_methods(found: Sequence[Member], kind: str) -> Mapping[str, Callable[[], int]]:
+def header_methods(found: Sequence[MemberReader], kind: str) -> Mapping[str, Callable[[], int]]:
     """name -> method over the members of one kind: `images`, or one of clips."""
     return {
         name: partial(_count_understood, call, found)
@@ -84,46 +66,46 @@ def header_methods(found: Sequence[Member], kind: str) -> Mapping[str, Callable[
     }
 
 
-def _count_understood(call: Callable[[Member], object], found: Sequence[Member]) -> int:
+def _count_understood(call: Callable[[MemberReader], object], found: Sequence[MemberReader]) -> int:
     return sum(call(member) is not None for member in found)
 
 
-def _imagesize(member: Member) -> object:
+def _imagesize(member: MemberReader) -> object:
     imagesize: Any = importlib.import_module("imagesize")
     return imagesize.get(io.BytesIO(member.read(0, 65_536)))
 
 
-def _pil_open(member: Member) -> object:
+def _pil_open(member: MemberReader) -> object:
     image: Any = importlib.import_module("PIL.Image")
     return image.open(io.BytesIO(member.read(0, 65_536))).size
 
 
-def _pil_exif(member: Member) -> object:
+def _pil_exif(member: MemberReader) -> object:
     image: Any = importlib.import_module("PIL.Image")
     opened = image.open(io.BytesIO(member.read(0, 65_536)))
     opened.getexif().get(0x0112)
     return opened.size
 
 
-def _pil_decode(member: Member) -> object:
+def _pil_decode(member: MemberReader) -> object:
     image: Any = importlib.import_module("PIL.Image")
     return image.open(io.BytesIO(member.read(0, member.size))).convert("RGB").size
 
 
-def _pyav_open(member: Member) -> object:
+def _pyav_open(member: MemberReader) -> object:
     av: Any = importlib.import_module("av")
     with av.open(io.BytesIO(member.read(0, member.size))) as container:
         stream = container.streams.best("video")
         return stream.width, stream.height, stream.frames
 
 
-def _pyav_demux(member: Member) -> object:
+def _pyav_demux(member: MemberReader) -> object:
     av: Any = importlib.import_module("av")
     with av.open(io.BytesIO(member.read(0, member.size))) as container:
         return sum(packet.size > 0 for packet in container.demux(container.streams.best("video")))
 
 
-def _decord_open(member: Member) -> object:
+def _decord_open(member: MemberReader) -> object:
     decord: Any = importlib.import_module("decord")
     reader = decord.VideoReader(io.BytesIO(member.read(0, member.size)), num_threads=1)
     return len(reader), reader.get_avg_fps()
@@ -161,7 +143,7 @@ def _energon(shards: Sequence[Path], *, with_media: bool) -> int:
     media = extractor.MediaFilterConfig.parse(None, False, True) if with_media else None
     with TemporaryDirectory() as folder:  # it writes its index beside the shards
         for shard in shards:
-            os.link(shard, Path(folder, shard.name)) if _same_device(shard, folder) else shutil.copy(shard, folder)
+            Path(folder, shard.name).symlink_to(shard)
         with redirect_stdout(io.StringIO()):
             prepare.prepare_dataset(
                 epath(folder),
@@ -174,11 +156,7 @@ def _energon(shards: Sequence[Path], *, with_media: bool) -> int:
         return int(sum(counts.values()))
 
 
-def _same_device(shard: Path, folder: str) -> bool:
-    return shard.stat().st_dev == os.stat(folder).st_dev
-
-
-_Header: TypeAlias = tuple[str, Callable[[Member], object]]  # the package it needs, and what it does
+_Header: TypeAlias = tuple[str, Callable[[MemberReader], object]]  # the package it needs, and what it does
 _IMAGES: Mapping[str, _Header] = MappingProxyType(
     {
         "ours: probe_image": ("", probe_image),

@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from dataloaders.counts import ItemCounts
 from dataloaders.errors import UnfitError
+from dataloaders.estimators import TokenEstimator
 
 Row = dict[str, Any]
 
@@ -25,6 +27,22 @@ def refusal() -> Callable[..., UnfitError | None]:
         return None
 
     return call_it
+
+
+@pytest.fixture(scope="session")
+def counts_of() -> Callable[[TokenEstimator, Row], ItemCounts | None]:
+    """`counts_of(estimator, row)`: counts of the medium of an oracle row; None where the processor fails on it, too."""
+
+    def count(estimator: TokenEstimator, row: Row) -> ItemCounts | None:
+        try:
+            if row["kind"] == "image":
+                return estimator.image(row["w"], row["h"])
+            return estimator.video(row["w"], row["h"], row["src_frames"], row["fps"], row["duration"])
+        except UnfitError:
+            assert row["error"] is not None, row
+            return None
+
+    return count
 
 
 @pytest.fixture(scope="session")
