@@ -5,6 +5,8 @@ A record or a medium is named by shard and key (and member) so that a person can
 
 from enum import StrEnum
 
+from dataloaders.printable import printable
+
 
 class Reason(StrEnum):
     """Why a medium or a record cannot be used: the stable code that reports and indices carry."""
@@ -43,7 +45,8 @@ class DataError(ValueError):
         if self.place:
             parts.append(f"at {self.place}")
         text = " ".join(parts)
-        return f"{text}. {self.remedy}" if self.remedy else text
+        text = f"{text}. {self.remedy}" if self.remedy else text
+        return "\n".join(map(printable, text.split("\n")))  # names in it come from data
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (loader workers, other ranks), so keyword arguments must survive pickling.
@@ -98,6 +101,10 @@ class RecordError(DataError):
 
 class SourceError(DataError):
     """A shard or folder that is missing, unreadable or empty."""
+
+
+class MissingFileError(SourceError):
+    """Files that are named and not there."""
 
 
 class IndexFormatError(DataError):

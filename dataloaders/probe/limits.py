@@ -19,6 +19,9 @@ class ProbeLimits:
         max_header_bytes: bytes that the header of one image may make the probe fetch (a frame count may lie far inside
             the file).
         max_probe_s: time one video may take to have its packets counted.
+        max_bad_frames: damage of a video that decoding puts up with; above it the video is `corrupt` and a stand-in
+            takes its place. Below 1: a share, of the packets read and of the frames planned; from 1 on: a number of
+            either. Repeats of the last frame count where packets were bad, not where a header promised too much.
     """
 
     max_side_px: int = 65_535
@@ -28,11 +31,12 @@ class ProbeLimits:
     max_bytes: int = 4 * 1024**3
     max_header_bytes: int = 64 * 1024**2
     max_probe_s: float = 60.0
+    max_bad_frames: float = 0.5
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if not (value >= 0 if field.name == "max_bad_frames" else value > 0):
                 raise ValueError(f"ProbeLimits.{field.name}={value!r}: a ceiling is positive")
 
     def check_bytes(self, size: int, *, place: str) -> None:
@@ -62,4 +66,25 @@ class ProbeLimits:
                 f"{name}={max_pixels}; it was not decoded",
                 place=place,
                 remedy=f"Shrink the file, or raise ProbeLimits.{name} if it is meant.",
+            )
+
+    def check_bad_frames(self, *, bad: int, read: int, repeated: int, wanted: int, place: str) -> None:
+        """Raise `MediaError` for a video with more damage than `max_bad_frames`.
+
+        Args:
+            bad, read: packets that did not decode, of how many.
+            repeated, wanted: planned frames that a neighbour stands for, of how many.
+        """
+        if not bad:
+            return
+        ceiling = self.max_bad_frames
+        as_share = ceiling < 1
+        packets, frames = (bad / max(read, 1), repeated / max(wanted, 1)) if as_share else (bad, repeated)
+        if max(packets, frames) > ceiling:
+            raise MediaError(
+                Reason.CORRUPT,
+                f"{bad} of {read} packets do not decode and {repeated} of {wanted} frames are missing, "
+                f"above max_bad_frames={ceiling:g}",
+                place=place,
+                remedy="Remove or replace the file, or raise ProbeLimits.max_bad_frames.",
             )
