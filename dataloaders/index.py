@@ -13,6 +13,7 @@ The files are described in `dataloaders.index_format`.
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from bisect import bisect_left
@@ -158,6 +159,12 @@ class CostIndex:
     def shard(self, i: int) -> str:
         """Shard of sample `i`."""
         return cast(str, self.names["shard"][i].as_py())
+
+    @cached_property
+    def shard_numbers(self) -> NDArray[np.int32]:
+        """int32 [num_samples]: number of the shard of every sample; equal for samples of one shard, in no order."""
+        encoded = self.names["shard"].dictionary_encode().unify_dictionaries().combine_chunks()
+        return form.read_only(encoded.indices.to_numpy(), np.int32)
 
     def item_rows(self, i: int) -> range:
         """Rows of the items of sample `i`."""
@@ -330,6 +337,12 @@ def overwritable(folder: str | Path) -> Path:
     name = os.path.expanduser(os.fspath(folder))
     if name.encode("utf-8", "replace").decode() != name or "\0" in name:
         raise IndexFormatError("the path is not UTF-8 text", place=name, remedy="Choose another folder.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", name) and not os.path.exists(name):  # Path makes one slash of two
+        raise IndexFormatError(
+            "an index is mapped into memory and cannot lie at a URL",
+            place=name,
+            remedy="Choose a folder of this machine; copy the index from there.",
+        )
     real = Path(os.path.realpath(name))
     if not real.exists():
         return real

@@ -5,34 +5,46 @@
                           --otherwise: a worker scans it--> unit
     all rows in the order of the shards --concatenate--> index, written whole, folder.building/ removed
 
-A shard is unchanged when path, size and modification time are; an edit that restores both is not seen. Price: a unit is
-six small files until the build ends, and the rows of all shards are in memory once when they are put together.
+A shard is unchanged when path, size and stamp (modification time, ETag) are; an edit that restores both is not seen.
+Price: a unit is six small files until the build ends, and the rows of all shards are in memory once when they are put
+together.
 """
 
-import fcntl
 import hashlib
-import os
+import logging
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from pathlib import Path
 
+from dataloaders import member_cache
+from dataloaders.build_folder import build_folder, remove_units
+from dataloaders.build_progress import BuildProgress, Tracker
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
-from dataloaders.index import CostIndex, foreign, overwritable, unwritable, write_index
+from dataloaders.index import CostIndex, foreign, overwritable, write_index
 from dataloaders.index_format import PartOf
 from dataloaders.index_merge import concatenate, shard_pieces
-from dataloaders.index_workers import Report, ShardEvent, num_cpus, scan_here, scan_in_workers
+from dataloaders.index_workers import Report, num_cpus, scan_here, scan_in_workers
+from dataloaders.member_table import MemberTable
 from dataloaders.scan_rows import ScanOptions, check_estimator, raise_unfit, rules_in_words
-from dataloaders.shard_scan import ScanContext, ShardJob, finished_unit, open_unit, shard_job
-from dataloaders.tar_source import TarSource, check_shards, list_urls, repeated, source_fingerprint
+from dataloaders.shard_scan import (
+    MEMBERS,
+    ScanContext,
+    ShardJob,
+    finished_unit,
+    open_unit,
+    shard_job,
+    table_of_unit,
+)
+from dataloaders.storage import FileState, Storage, shown
+from dataloaders.tar_pass import base_name, source_fingerprint
+from dataloaders.tar_source import TarSource, shard_states
 
-MAX_LISTED = 20
 MAX_NAMED = 5
+_logger = logging.getLogger(__name__)
 SMALL_BYTES = 256 * 1024**2  # below it, starting processes takes longer than scanning
-_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +68,7 @@ class Part:
 
     def of(self, shards: Sequence[str]) -> PartOf:
         """What is stored, so that parts of other lists of shards are not merged."""
-        names = "\n".join(os.path.basename(path) for path in shards)
+        names = "\n".join(map(base_name, shards))
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
         return PartOf(number=self.number, count=self.count, num_shards=len(shards), shards=digest)
 
@@ -64,56 +76,6 @@ class Part:
 def _no_part(text: str) -> DataError:
     remedy = "Write i/n with i from 0 to n - 1: 0/4, 1/4, 2/4 and 3/4 on four machines."
     return DataError(f"there is no part {text}", remedy=remedy)
-
-
-@dataclass(slots=True, kw_only=True)
-class BuildProgress:
-    """How far a build is.
-
-    Attributes:
-        shards, num_shards: done, in all. reused: of those done, how many were not read.
-        bytes, num_bytes: of the shards.
-        samples: scanned or taken over.
-        failed: shards that could not be scanned.
-    """
-
-    num_shards: int
-    num_bytes: int
-    shards: int = 0
-    reused: int = 0
-    bytes: int = 0
-    samples: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
-class _Tracker:
-    """Adds up the news of the shards, and keeps their errors."""
-
-    state: BuildProgress
-    tell: Callable[[BuildProgress], None] | None
-    partly: dict[str, tuple[int, int]] = field(default_factory=dict)
-    errors: list[tuple[ShardJob, Exception]] = field(default_factory=list)
-
-    def reuse(self, job: ShardJob, index: CostIndex) -> None:
-        self.state.reused += 1
-        self.hear(ShardEvent(job=job, samples=len(index), total=len(index), finished=True))
-
-    def hear(self, event: ShardEvent) -> None:
-        job, state = event.job, self.state
-        share = 1.0 if event.finished else event.samples / event.total if event.total else 0.0
-        now = (event.samples, int(share * job.size))
-        before = self.partly.pop(job.path, (0, 0))
-        state.samples, state.bytes = state.samples + now[0] - before[0], state.bytes + now[1] - before[1]
-        if event.error is not None:
-            self.errors.append((job, event.error))
-            state.failed += 1
-        elif event.finished:
-            state.shards += 1
-        else:
-            self.partly[job.path] = now
-        if self.tell is not None:
-            self.tell(state)
 
 
 def build_shards(
@@ -127,6 +89,9 @@ def build_shards(
     replace: bool = False,
     wait: bool = False,
     progress: Callable[[BuildProgress], None] | None = None,
+    storage: Storage | None = None,
+    table: MemberTable | None = None,
+    members: Path | None = None,
 ) -> CostIndex:
     """The index of tar shards in `folder`: shards that it holds unchanged are kept, others are scanned.
 
@@ -138,6 +103,11 @@ def build_shards(
             shards of it; False: that is an error.
         wait: while another process builds it, wait for that one; False: it is an error.
         progress: called after every shard, and now and then in between.
+        storage: how shards are reached; None: `Storage()`.
+        table: members of shards that were passed over already, such as `TarSource.table`: their headers are not read
+            again while they are unchanged.
+        members: folder of such tables: what is in it is used, and the table of these shards is kept in it; where it
+            cannot be written to, a warning is logged.
 
     Raises:
         IndexFormatError: `folder` holds something else, an index of other options or of shards that would be lost, or
@@ -147,19 +117,25 @@ def build_shards(
     """
     check_estimator(estimator)
     folder, options = overwritable(folder), options or ScanOptions()
-    names = list_urls(urls)
-    own = names if part is None else names[part.number :: part.count]
-    check_shards(own)
+    storage = storage or Storage()
+    names = storage.list(urls)
+    states = shard_states(names if part is None else names[part.number :: part.count], storage)
     part_of = None if part is None else part.of(names)
-    paths = [os.path.abspath(path) for path in own]
-    if twice := repeated(paths):
-        raise SourceError(f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", remedy="List every shard once.")
-    with _locked(folder, wait=wait) as building:
-        context = ScanContext(estimator=estimator, options=options, folder=building)
+    if table is None and members is not None:
+        table = member_cache.known_rows(states, members)
+    with build_folder(folder, wait=wait) as building:
+        context = ScanContext(
+            estimator=estimator,
+            options=options,
+            folder=building,
+            storage=storage,
+            table=table,
+            keep_tables=members is not None,
+        )
         old = _old_index(folder, options, estimator, replace=replace)
         if old is not None and not replace:
-            _check_kept(old, paths, part_of)
-        jobs = [shard_job(path) for path in paths]
+            _check_kept(old, [state.url for state in states], part_of)
+        jobs = [shard_job(state) for state in states]
         if old is not None and old.part == part_of and [s.state for s in old.shards] == [job.state for job in jobs]:
             _tell_unchanged(old, jobs, progress)
         else:
@@ -168,20 +144,25 @@ def build_shards(
             whole = concatenate(pieces, options.key(source, estimator), part=part_of)
             raise_unfit(whole, kept=building)
             old = write_index(folder, whole, scratch=building)
-        _remove_units(building)
+        if members is not None:
+            _keep_members(states, context, members)
+        remove_units(building)
     return old
 
 
-def _remove_units(building: Path) -> None:
-    for path in building.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+def _keep_members(states: Sequence[FileState], context: ScanContext, folder: Path) -> None:
+    """Keep the table of the shards, unless rows of the old index stand for shards that no table holds."""
+    found = [context.table, *(table_of_unit(shard_job(state), context) for state in states)]
+    try:
+        member_cache.keep_rows(states, [table for table in found if table is not None], folder)
+    except SourceError as error:  # the index is complete; the table only saves a pass
+        _logger.warning("%s", error)
 
 
 def is_current(index: CostIndex, source: TarSource) -> bool:
-    """Whether the shards have the modification times that the index saw; the rest is in the fingerprint of the key."""
-    found = [(os.path.basename(state.path), state.mtime_ns) for state in source.states]
-    return found == [(os.path.basename(shard.path), shard.mtime_ns) for shard in index.shards]
+    """Whether the shards have the stamps that the index saw; the rest is in the fingerprint of the key."""
+    found = [(base_name(state.path), state.stamp) for state in source.states]
+    return found == [(base_name(shard.path), shard.stamp) for shard in index.shards]
 
 
 def _pieces(
@@ -193,16 +174,17 @@ def _pieces(
     progress: Callable[[BuildProgress], None] | None,
 ) -> list[CostIndex]:
     """The rows of every shard: from the old index, from an earlier try, or scanned now."""
-    tracker = _Tracker(BuildProgress(num_shards=len(jobs), num_bytes=sum(job.size for job in jobs)), progress)
-    kept = {} if old is None else {piece.shards[0].state: piece for piece in shard_pieces(old)}
+    tracker = Tracker(BuildProgress(num_shards=len(jobs), num_bytes=sum(job.size for job in jobs)), progress)
+    # One without shards is of another kind of source, and is replaced.
+    kept = {} if old is None or not old.shards else {piece.shards[0].state: piece for piece in shard_pieces(old)}
     found: dict[str, CostIndex] = {}
     for job in jobs:
         index = kept[job.state] if job.state in kept else finished_unit(job, context)
         if index is not None:
             found[job.path] = index
-            tracker.reuse(job, index)
+            tracker.reuse(job, len(index))
     _scan([job for job in jobs if job.path not in found], context, tracker.hear, workers)
-    _raise_failed(tracker.errors, len(jobs))
+    tracker.raise_failed()
     return [found[job.path] if job.path in found else open_unit(job, context) for job in jobs]
 
 
@@ -212,20 +194,12 @@ def _scan(jobs: Sequence[ShardJob], context: ScanContext, report: Report, worker
     if min(workers, len(jobs)) <= 1:
         scan_here(jobs, context, report)
     else:
+        if context.table is not None and context.table.path is None:
+            # In a file, so that workers share its pages instead of getting a copy each.
+            context = replace_field(context, table=context.table.write(context.folder / MEMBERS / "table.members"))
+        # The largest first, so that no worker begins one when the others are done.
+        jobs = sorted(jobs, key=lambda job: job.size, reverse=True)
         scan_in_workers(jobs, context, report, workers=workers)
-
-
-def _raise_failed(errors: Sequence[tuple[ShardJob, Exception]], num_shards: int) -> None:
-    """Raise the error of a shard as it is, or one error that lists those of several."""
-    if len(errors) == 1:
-        raise errors[0][1]
-    if errors:
-        more = [f"  and {len(errors) - MAX_LISTED} more"] if len(errors) > MAX_LISTED else []
-        told = (f"  {job.path}: {error}" for job, error in sorted(errors[:MAX_LISTED], key=lambda pair: pair[0].path))
-        raise SourceError(
-            "\n".join([f"{len(errors)} of {num_shards} shards cannot be scanned:", *told, *more]),
-            remedy="Repair or leave them out and start again: the others are kept.",
-        )
 
 
 def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *, replace: bool) -> CostIndex | None:
@@ -250,7 +224,7 @@ def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *,
 
 
 def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> None:
-    """Refuse to make another part of an index, or to lose shards that are in it."""
+    """Refuse to make another part of an index, or to lose shards or samples that are in it."""
     remedy = "choose another folder, or replace this index with --replace (in Python: replace=True)."
     was, now = (None if each is None else (each.number, each.count) for each in (old.part, part))
     if was != now:
@@ -258,13 +232,19 @@ def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> No
         raise IndexFormatError(
             f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy[0].upper() + remedy[1:]
         )
+    if not old.shards and len(old):
+        raise IndexFormatError(
+            f"this is an index of {len(old)} samples that are not in tar shards",
+            place=str(old.folder),
+            remedy=remedy[0].upper() + remedy[1:],
+        )
     kept = set(paths)
     lost = [shard.path for shard in old.shards if shard.path not in kept]
     if lost:
         more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
         raise IndexFormatError(
             f"{len(lost)} of the {len(old.shards)} shards in this index are not among those that are named: "
-            f"{', '.join(lost[:MAX_NAMED])}{more}",
+            f"{', '.join(map(shown, lost[:MAX_NAMED]))}{more}",
             place=str(old.folder),
             remedy=f"Name them too, {remedy}",
         )
@@ -277,45 +257,3 @@ def _tell_unchanged(
         size = sum(job.size for job in jobs)
         num = len(jobs)
         progress(BuildProgress(num_shards=num, num_bytes=size, shards=num, reused=num, bytes=size, samples=len(index)))
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[Path]:
-    """The folder for units beside `folder`, held by this process alone; the system lets go of it when we die."""
-    building = folder.parent / f"{folder.name}.building"
-    with _lock_file(building / _LOCK, folder, wait=wait):
-        try:
-            yield building
-        finally:
-            if [path.name for path in building.iterdir()] == [_LOCK]:
-                shutil.rmtree(building, ignore_errors=True)
-
-
-def _is_same(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _lock_file(path: Path, folder: Path, *, wait: bool) -> Iterator[None]:
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("a")
-        except FileNotFoundError:  # a build that ended just now has removed the folder
-            continue
-        except OSError as error:
-            raise unwritable(folder, error) from error
-        with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise IndexFormatError(
-                    "another process is building this index", place=str(folder), remedy="Wait for it, or end it."
-                ) from None
-            # A build that ended just now has removed the file under our hands: then the lock means nothing.
-            if _is_same(path, handle.fileno()):
-                yield
-                return

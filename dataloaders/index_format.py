@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dataloaders.errors import IndexFormatError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 Column = NDArray[Any]
 
 SAMPLE_COLUMNS: Mapping[str, DTypeLike] = {
@@ -111,7 +111,7 @@ SHARD_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
-        ("mtime_ns", pa.int64()),
+        ("stamp", pa.string()),
         ("fingerprint", pa.string()),
         ("num_samples", pa.int64()),
         ("report", pa.string()),
@@ -203,10 +203,11 @@ class BadSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRows:
-    """A shard that was scanned, and what it was then: it is scanned again when path, size or mtime differ.
+    """A shard that was scanned, and what it was then: it is scanned again when path, size or stamp differ.
 
     Attributes:
-        path, size, mtime_ns: the file. An edit that keeps size and modification time is not seen.
+        path: absolute, or a URL.
+        size, stamp: of the file, see `FileState`. An edit that keeps size and modification time is not seen.
         fingerprint: of its name, size and table of members.
         num_samples: rows of the sample table, behind those of the shards before it.
         report: JSON of what the header pass found besides samples; empty: nothing.
@@ -214,15 +215,15 @@ class ShardRows:
 
     path: str
     size: int
-    mtime_ns: int
+    stamp: str
     fingerprint: str
     num_samples: int
     report: str = ""
 
     @property
-    def state(self) -> tuple[str, int, int]:
+    def state(self) -> tuple[str, int, str]:
         """What decides whether it is scanned again."""
-        return self.path, self.size, self.mtime_ns
+        return self.path, self.size, self.stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from dataloaders.index import (
     write_index,
 )
 from dataloaders.index_format import Column, Columns, PartOf
-from dataloaders.tar_source import source_fingerprint
+from dataloaders.tar_pass import source_fingerprint
 
 MAX_LISTED = 20
 
@@ -53,7 +53,9 @@ def concatenate(pieces: Sequence[CostIndex], key: IndexKey, *, part: PartOf | No
         key=key,
         samples=Columns(SAMPLE_COLUMNS, samples),
         items=Columns(ITEM_COLUMNS, lambda name: _joined([piece.items[name] for piece in pieces], ITEM_COLUMNS[name])),
-        names=form.encode_names(pa.concat_tables([table.cast(empty.schema) for table in names]) if names else empty),
+        names=form.encode_names(
+            pa.concat_tables([table.cast(empty.schema) for table in names]).combine_chunks() if names else empty
+        ),
         bad=list(_all_bad(pieces)),
         reasons=reasons,
         rules=pieces[0].rules if pieces else {},

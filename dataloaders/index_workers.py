@@ -1,10 +1,12 @@
-"""Processes that scan shards, and what becomes of them when something goes wrong.
+"""Processes that scan the pieces of a source (shards, or slices), and what becomes of them when something goes wrong.
 
-    parent --ShardJob--> worker (spawned, one at a time) --started | samples so far | finished | failed--> parent
+    parent --Job--> worker (spawned, one at a time) --job.scan(context)--> samples so far | finished | failed --> parent
 
-An error of a shard comes back as a message and does not stop the others; a worker that is killed is a `SourceError`
-that names the shard it had; Ctrl-C and every other exception in the parent end all workers; and a worker ends itself
-when its parent is gone. Finished shards lie in the unit folder by then, so nothing is scanned twice.
+An error of a piece comes back as a message and does not stop the others; a worker that is killed is a `SourceError`
+that names the piece it had; Ctrl-C and every other exception in the parent end all workers; and a worker ends itself
+when its parent is gone. Finished pieces lie in the unit folder by then, so nothing is scanned twice.
+
+Price: the context (estimator, encoder, and the source of slices) is pickled once and made again in every worker.
 """
 
 import multiprocessing
@@ -19,34 +21,57 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
-from typing import cast
+from typing import Any, Protocol, TypeVar, cast
 
 from dataloaders.errors import DataError, SourceError
-from dataloaders.shard_scan import ScanContext, ShardJob, scan_shard
 
 REPORT_INTERVAL_S = 0.2
 _END_S = 5.0
+ContextT = TypeVar("ContextT")
+_ContextT_contra = TypeVar("_ContextT_contra", contravariant=True)
+
+
+class Job(Protocol[_ContextT_contra]):
+    """A piece of a source that any process can scan: hashable, picklable, and small, for it travels."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How much work it is, compared with others of its kind."""
+        ...
+
+    def scan(self, context: _ContextT_contra, progress: Callable[[int, int], None] | None = None) -> int:
+        """Scan it, write its unit, and return the number of its samples."""
+        ...
+
+
+class TravelError(DataError):
+    """Something that cannot be pickled, or not made again in another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardEvent:
-    """News of one shard.
+class PieceEvent:
+    """News of one piece.
 
     Attributes:
-        job: the shard.
+        job: the piece.
         samples, total: scanned so far, in all (0 before it is opened).
         finished: its unit is written.
         error: it failed.
     """
 
-    job: ShardJob
+    job: Job[Any]
     samples: int = 0
     total: int = 0
     finished: bool = False
     error: Exception | None = None
 
 
-Report = Callable[[ShardEvent], None]
+Report = Callable[[PieceEvent], None]
 
 
 def num_cpus() -> int:
@@ -54,33 +79,29 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def scan_here(jobs: Sequence[ShardJob], context: ScanContext, report: Report) -> None:
-    """Scan shards in this process, one after another; a shard that fails is reported and the next one is taken."""
+def scan_here(jobs: Sequence[Job[ContextT]], context: ContextT, report: Report) -> None:
+    """Scan pieces in this process, one after another; one that fails is reported and the next one is taken."""
     for job in jobs:
         try:
-            samples = scan_shard(job, context, _throttled(job, report))
+            samples = job.scan(context, _throttled(job, report))
         except Exception as error:
-            report(ShardEvent(job=job, error=error))
+            report(PieceEvent(job=job, error=error))
         else:
-            report(ShardEvent(job=job, samples=samples, total=samples, finished=True))
+            report(PieceEvent(job=job, samples=samples, total=samples, finished=True))
 
 
-def scan_in_workers(jobs: Sequence[ShardJob], context: ScanContext, report: Report, *, workers: int) -> None:
-    """Scan shards in `workers` processes, the largest ones first.
+def scan_in_workers(jobs: Sequence[Job[ContextT]], context: ContextT, report: Report, *, workers: int) -> None:
+    """Scan pieces in `workers` processes, in this order.
 
     Raises:
-        DataError: the estimator or the encoder does not pickle.
+        TravelError: the context does not travel to other processes; nothing was scanned then.
         SourceError: a worker was lost. All have ended then.
     """
     try:
         payload = pickle.dumps(context)
     except Exception as error:
-        raise DataError(
-            f"the estimator or the encoder does not travel to other processes: {error}",
-            place="scan_in_workers",
-            remedy="Make it of plain attributes and module-level functions, or use one worker.",
-        ) from error
-    waiting = sorted(jobs, key=lambda job: job.size)  # the largest is last, and taken first
+        raise _no_traveller(str(error)) from error
+    waiting = list(reversed(jobs))
     with _started(min(workers, len(jobs)), payload) as crew:
         for worker in crew:
             worker.give(waiting)
@@ -94,14 +115,23 @@ def scan_in_workers(jobs: Sequence[ShardJob], context: ScanContext, report: Repo
                     worker.give(waiting)
 
 
+def _no_traveller(why: str) -> TravelError:
+    return TravelError(
+        f"the source, the estimator or the encoder does not travel to other processes: {why}",
+        place="scan_in_workers",
+        remedy="Make it of plain attributes, and of classes and functions at the top level of a module that can be "
+        "imported; or use one worker.",
+    )
+
+
 @dataclass(slots=True)
 class _Worker:
     process: SpawnProcess
     connection: "Connection[object, object]"
-    job: ShardJob | None = None
+    job: Job[Any] | None = None
 
-    def give(self, waiting: list[ShardJob]) -> None:
-        """Hand over the next shard, if there is one."""
+    def give(self, waiting: list[Job[ContextT]]) -> None:
+        """Hand over the next piece, if there is one."""
         if waiting:
             self.job = waiting.pop()
             try:
@@ -109,12 +139,15 @@ class _Worker:
             except OSError as error:
                 raise self._lost() from error
 
-    def hear(self) -> ShardEvent:
-        """The next message; raises SourceError where the process is gone."""
+    def hear(self) -> PieceEvent:
+        """The next message; raises SourceError where the process is gone, TravelError where it cannot begin."""
         try:
-            return cast(ShardEvent, self.connection.recv())
+            message = self.connection.recv()
         except (EOFError, OSError) as error:
             raise self._lost() from error
+        if isinstance(message, str):
+            raise _no_traveller(message)
+        return cast(PieceEvent, message)
 
     def _lost(self) -> SourceError:
         self.process.join(_END_S)
@@ -122,8 +155,8 @@ class _Worker:
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return SourceError(
             f"a scanning process was lost ({how})",
-            place=f"shard {self.job.path}" if self.job else "index",
-            remedy="Shards that were finished are kept: start again. The system ends a process when memory runs out: "
+            place=self.job.name if self.job else "index",
+            remedy="What was finished is kept: start again. The system ends a process when memory runs out: "
             "take fewer workers then. A script that starts workers needs `if __name__ == '__main__':`.",
         )
 
@@ -158,13 +191,24 @@ def _work(connection: "Connection[object, object]", payload: bytes) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent,), name="end-with-parent", daemon=True).start()
-    context: ScanContext = pickle.loads(payload)
+    context, why = _made_again(payload)
     while True:
         try:
-            job = cast(ShardJob, connection.recv())
+            job = cast("Job[Any]", connection.recv())
+            if why:
+                connection.send(why)
+                return
         except (EOFError, OSError):
             return
         scan_here([job], context, lambda event: connection.send(_sendable(event)))
+
+
+def _made_again(payload: bytes) -> tuple[Any, str]:
+    """(the context, "") or (None, why it cannot be made in this process)."""
+    try:
+        return pickle.loads(payload), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _exit_after(process: BaseProcess) -> None:
@@ -172,7 +216,7 @@ def _exit_after(process: BaseProcess) -> None:
     os._exit(1)
 
 
-def _sendable(event: ShardEvent) -> ShardEvent:
+def _sendable(event: PieceEvent) -> PieceEvent:
     """The event with an error that arrives: one that does not pickle becomes its text."""
     if event.error is None:
         return event
@@ -180,17 +224,17 @@ def _sendable(event: ShardEvent) -> ShardEvent:
         pickle.loads(pickle.dumps(event.error))
         return event
     except Exception:
-        told = SourceError(f"{type(event.error).__name__}: {event.error}", place=f"shard {event.job.path}")
-        return ShardEvent(job=event.job, error=told)
+        told = SourceError(f"{type(event.error).__name__}: {event.error}", place=event.job.name)
+        return PieceEvent(job=event.job, error=told)
 
 
-def _throttled(job: ShardJob, report: Report) -> Callable[[int, int], None]:
+def _throttled(job: Job[Any], report: Report) -> Callable[[int, int], None]:
     last = [time.monotonic()]
 
     def progress(done: int, total: int) -> None:
         now = time.monotonic()
         if now - last[0] >= REPORT_INTERVAL_S:
             last[0] = now
-            report(ShardEvent(job=job, samples=done, total=total))
+            report(PieceEvent(job=job, samples=done, total=total))
 
     return progress

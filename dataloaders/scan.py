@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from dataloaders.build_progress import BuildProgress
 from dataloaders.counts import MediaKind
 from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
-from dataloaders.index import Confidence, CostIndex, IndexKey, write_index
-from dataloaders.index_build import BuildProgress, build_shards, is_current
+from dataloaders.index import Confidence, CostIndex, IndexKey
+from dataloaders.index_build import build_shards, is_current
+from dataloaders.index_slices import build_slices
 from dataloaders.probe import ProbeLimits
 from dataloaders.record_parser import RecordLimits
 from dataloaders.scan_rows import ScanOptions, Unfit, check_estimator, check_source, raise_unfit, scan_rows
@@ -85,12 +87,14 @@ def build_index(
 ) -> CostIndex:
     """The index of `source` in `folder`: opened if it is there and current, otherwise built and written whole.
 
-    Of a `TarSource`, only shards that changed are scanned, and a build that was interrupted goes on where it was; see
-    `dataloaders.index_build`.
+    A build that was interrupted goes on where it was. Of a `TarSource`, only shards that changed are scanned, see
+    `dataloaders.index_build`; any other source is scanned again when its fingerprint changes, see
+    `dataloaders.index_slices`.
 
     Args:
         workers: processes that scan; 1: this one; None: as many as there are CPUs, if there is enough to do. A script
-            that asks for several needs `if __name__ == "__main__":` around what it does.
+            that asks for several needs `if __name__ == "__main__":` around what it does. A source that does not travel
+            to other processes is scanned in this one, and a warning is logged.
         progress: called with (samples done, samples in all). Others: see `scan_source`.
 
     Raises:
@@ -109,8 +113,9 @@ def build_index(
             return index
     except IndexFormatError:
         pass  # absent, stale or damaged: built again below, unless the folder is somebody else's
+    tell = None if progress is None else _in_samples(progress, len(source))
     if type(source) is not TarSource:
-        return write_index(folder, _scan(source, estimator, options, progress))
+        return build_slices(source, estimator, folder, options, workers=workers, replace=True, wait=True, progress=tell)
     index = build_shards(
         source.shards,
         estimator,
@@ -119,7 +124,9 @@ def build_index(
         workers=workers,
         replace=True,
         wait=True,
-        progress=None if progress is None else _in_samples(progress, len(source)),
+        progress=tell,
+        storage=source.storage,
+        table=source.table,
     )
     if index.key != key:
         raise SourceError(
@@ -199,11 +206,12 @@ def _options(
     unfit: Unfit,
 ) -> ScanOptions:
     check_source(source)
+    record_limits = getattr(source, "record_limits", None)
     return ScanOptions(
         encoder=encoder or ByteEncoder(train_on=train_on),
         apply_orientation=apply_orientation,
         limits=limits or ProbeLimits(),
-        record_limits=source.record_limits if isinstance(source, TarSource) else RecordLimits(),
+        record_limits=record_limits if isinstance(record_limits, RecordLimits) else RecordLimits(),
         unfit=unfit,
     )
 

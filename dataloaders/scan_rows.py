@@ -23,15 +23,15 @@ from dataloaders.index_format import ShardRows
 from dataloaders.probe import ProbeLimits, probe_image, probe_video
 from dataloaders.record import MediaRef, Record
 from dataloaders.record_parser import RecordLimits
-from dataloaders.source import SampleSource
+from dataloaders.source import SampleSource, shard_and_key
 
 Progress = Callable[[int, int], None]
 Unfit: TypeAlias = Literal["skip", "clamp", "error"]
 UNFIT: tuple[Unfit, ...] = ("skip", "clamp", "error")
 MAX_MESSAGE = 1000
 MAX_LISTED = 20
-# Raise it with every change of what a scan accepts or counts; cached indices are then built again.
-RULES_VERSION = 2
+# Raise it with every change of what a scan accepts, counts or names; cached indices are then built again.
+RULES_VERSION = 3
 
 _MAX_CLAMPS = 4  # a size, a number of frames, and again for a rule in which one decides the other
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -87,7 +87,7 @@ def scan_rows(
         try:
             scanner.add(i, rows)
         except (MediaError, RecordError) as error:
-            rows.add_bad(i, source.place(i), error)
+            rows.add_bad(i, source, error)
         if progress is not None:
             progress(i + 1, len(source))
     rules = rules_in_words(estimator, options.encoder)
@@ -302,20 +302,21 @@ class _Rows:
             clamped=any(header.clamped for header, _ in items),
         )
 
-    def add_bad(self, sample_id: int, place: str, error: MediaError | RecordError) -> None:
+    def add_bad(self, sample_id: int, source: SampleSource, error: MediaError | RecordError) -> None:
         reason = str(error.reason)
         if reason not in self.reasons:
             self.reasons.append(reason)
         self.bad.append(
             BadSample(
                 sample_id=sample_id,
-                place=_storable(error.place or place),
+                place=_storable(error.place or source.place(sample_id)),
                 reason=reason,
                 message=_storable(str(error)[:MAX_MESSAGE]),
                 unfit=isinstance(error, UnfitError),
             )
         )
-        self._add_sample("", place, confidence=Confidence.UNUSABLE, reason=self.reasons.index(reason))
+        shard, key = (_storable(name) for name in shard_and_key(source, sample_id))
+        self._add_sample(shard, key, confidence=Confidence.UNUSABLE, reason=self.reasons.index(reason))
 
     def to_index(self, key: IndexKey, rules: dict[str, str], shards: Sequence[ShardRows]) -> CostIndex:
         """The columns as an index. Numbers that do not fit a column raise instead of wrapping."""

@@ -1,40 +1,61 @@
 """One shard, from its headers to a small index of its own: the unit of work of a build.
 
     shard --TarSource--> samples --scan_rows--> CostIndex --write_index--> folder/<digest of path>
+          (its rows of a table of members where there is one: headers are passed over once)
 
 A unit is written whole or not at all and says what the shard was, so that a build which starts again takes it as it
 is. What happens inside a unit depends on that shard and the options alone, never on who scans it or when.
 """
 
 import hashlib
-import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.index import CostIndex, write_index
 from dataloaders.index_format import AGAIN, ShardRows
+from dataloaders.member_table import MemberTable, selected
 from dataloaders.scan_rows import ScanOptions, scan_rows
-from dataloaders.tar_groups import TarReport
+from dataloaders.storage import FileState, Storage, shown
+from dataloaders.tar_groups import TarReport, add_report, report_json
 from dataloaders.tar_source import TarSource
+
+MEMBERS = "members"  # folder of tables beside the units
+AHEAD = 256  # samples whose texts and first bytes of media are fetched ahead from remote shards
+HEAD_BYTES = 16 * 1024  # of every medium
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardJob:
-    """A shard to scan: its path and what the file was when the build began."""
+    """A shard to scan: its path or URL, and what the file was when the build began."""
 
     path: str
     size: int
-    mtime_ns: int
+    stamp: str
 
     @property
-    def state(self) -> tuple[str, int, int]:
+    def state(self) -> tuple[str, int, str]:
         """What decides whether rows of it may be kept, see `ShardRows.state`."""
-        return self.path, self.size, self.mtime_ns
+        return self.path, self.size, self.stamp
+
+    @property
+    def file(self) -> FileState:
+        """The shard as storage has to find it."""
+        return FileState(url=self.path, size=self.size, stamp=self.stamp)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"shard {shown(self.path)}"
+
+    def scan(self, context: "ScanContext", progress: Progress | None = None) -> int:
+        """Scan the shard and write its unit, see `scan_shard`."""
+        return scan_shard(self, context, progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +64,34 @@ class ScanContext:
 
     Attributes:
         folder: where the units go.
+        storage: how shards are reached.
+        table: members of shards that were passed over already.
+        keep_tables: keep the members of shards that are passed over now, see `table_of_unit`.
     """
 
     estimator: TokenEstimator
     options: ScanOptions
     folder: Path
+    storage: Storage = field(default_factory=Storage)
+    table: MemberTable | None = None
+    keep_tables: bool = False
 
     def unit(self, job: ShardJob) -> Path:
         """Folder of the unit of a shard."""
-        return self.folder / hashlib.sha256(os.fsencode(job.path)).hexdigest()[:32]
+        return self.folder / _digest(job)
+
+    def members(self, job: ShardJob) -> Path:
+        """File of its table of members."""
+        return self.folder / MEMBERS / f"{_digest(job)}.members"
 
 
-def shard_job(path: str) -> ShardJob:
-    """The job for a shard as it is now."""
-    status = os.stat(path)
-    return ShardJob(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
+def _digest(job: ShardJob) -> str:
+    return hashlib.sha256(os.fsencode(job.path)).hexdigest()[:32]
+
+
+def shard_job(state: FileState) -> ShardJob:
+    """The job for a shard in this state."""
+    return ShardJob(path=state.url, size=state.size, stamp=state.stamp)
 
 
 def open_unit(job: ShardJob, context: ScanContext) -> CostIndex:
@@ -76,54 +110,100 @@ def finished_unit(job: ShardJob, context: ScanContext) -> CostIndex | None:
     return index if current and not index.key.differences(expected, but=("source",)) else None
 
 
-def scan_shard(job: ShardJob, context: ScanContext, progress: Callable[[int, int], None] | None = None) -> int:
+def scan_shard(job: ShardJob, context: ScanContext, progress: Progress | None = None) -> int:
     """Scan a shard and write its unit; returns the number of samples.
 
     Raises:
         OSError, SourceError: it cannot be read, or changed meanwhile, or memory ran out.
         DataError: a fault in the estimator or the encoder, with the place.
     """
-    source = TarSource([job.path], limits=context.options.record_limits)
+    source = _source(job, context)
     (state,) = source.states
     shard = ShardRows(
         path=job.path,
         size=state.size,
-        mtime_ns=state.mtime_ns,
+        stamp=state.stamp,
         fingerprint=state.fingerprint,
         num_samples=state.num_samples,
-        report=_report_json(source.report) if source.report.lines() else "",
+        report=report_json(source.report) if source.report.lines() else "",
     )
     done = [0]
 
     def count(samples: int, total: int) -> None:
         done[0] = samples
+        if samples % AHEAD == 0:
+            _fetch_ahead(source, samples + AHEAD)
         if progress is not None:
             progress(samples, total)
 
-    try:
+    _fetch_ahead(source, 0)
+    _fetch_ahead(source, AHEAD)
+    with explained_faults(lambda: source.place(done[0])):
         index = scan_rows(source, context.estimator, context.options, shards=[shard], progress=count)
+    if shard.state != job.state or context.storage.states([job.path]) != [job.file]:
+        raise SourceError(
+            "the shard changed while it was scanned",
+            place=job.name,
+            remedy="Start again when the shards are complete.",
+        )
+    write_index(context.unit(job), index)
+    return len(index)
+
+
+def _source(job: ShardJob, context: ScanContext) -> TarSource:
+    """The shard as a source: from the rows of a table if they are there, otherwise by passing over its headers."""
+    table, limits = context.table, context.options.record_limits
+    if table is not None and (k := table.find(job.file)) is not None:
+        return TarSource.of_table(selected(table, [k]), context.storage, limits=limits)
+    kept = table_of_unit(job, context) if context.keep_tables else None
+    if kept is not None:
+        return TarSource.of_table(kept, context.storage, limits=limits)
+    source = TarSource([job.path], limits=limits, storage=context.storage)
+    if context.keep_tables:
+        with suppress(OSError):  # it only saves a pass; where the disk is full, writing the unit says so
+            source.table.write(context.members(job))
+    return source
+
+
+def table_of_unit(job: ShardJob, context: ScanContext) -> MemberTable | None:
+    """The members of a shard, kept by a pass of this build; None where there are none of its present state."""
+    try:
+        table = MemberTable.open(context.members(job))
+    except (OSError, SourceError):
+        return None
+    return table if table.find(job.file) is not None else None
+
+
+@contextmanager
+def explained_faults(place: Callable[[], str]) -> Iterator[None]:
+    """What fails in the scan of a piece, other than storage and data, with the place of the sample.
+
+    Raises:
+        SourceError: memory ran out.
+        DataError: a fault of the estimator or the encoder.
+    """
+    try:
+        yield
     except (OSError, DataError):
         raise
     except MemoryError as error:
         raise SourceError(
             "memory ran out",
-            place=source.place(done[0]),
-            remedy="Take fewer workers, or shards of fewer samples; shards that were finished are kept.",
+            place=place(),
+            remedy="Take fewer workers, or shards of fewer samples; what was finished is kept.",
         ) from error
     except Exception as error:
         raise DataError(
             f"the scan failed with {type(error).__name__}: {error}",
-            place=source.place(done[0]),
+            place=place(),
             remedy="This is a fault of the estimator or the encoder; please report it with that sample.",
         ) from error
-    if shard.state != job.state or shard_job(job.path) != job:
-        raise SourceError(
-            "the shard changed while it was scanned",
-            place=f"shard {job.path}",
-            remedy="Start again when the shards are complete.",
-        )
-    write_index(context.unit(job), index)
-    return len(index)
+
+
+def _fetch_ahead(source: TarSource, start: int) -> None:
+    ids = range(start, min(start + AHEAD, len(source)))
+    if ids:
+        source.prefetch_heads(ids, HEAD_BYTES)
 
 
 def shard_notes(shards: Iterable[ShardRows]) -> list[str]:
@@ -136,7 +216,7 @@ def shard_notes(shards: Iterable[ShardRows]) -> list[str]:
     for shard in shards:
         if shard.report:
             try:
-                _add(whole, json.loads(shard.report))
+                add_report(whole, shard.report)
             except (AttributeError, RecursionError, TypeError, ValueError) as error:
                 raise IndexFormatError(
                     f"damaged: the report on {shard.path}: {error!r}", place="index", remedy=AGAIN
@@ -144,17 +224,3 @@ def shard_notes(shards: Iterable[ShardRows]) -> list[str]:
         else:
             whole.num_samples += shard.num_samples
     return whole.lines()
-
-
-def _report_json(report: TarReport) -> str:
-    # Not `asdict`: it makes a Counter of pairs out of a Counter.
-    return json.dumps({field.name: getattr(report, field.name) for field in fields(report)})
-
-
-def _add(whole: TarReport, found: dict[str, object]) -> None:
-    other = TarReport(**found)  # type: ignore[arg-type]
-    for name in ("num_shards", "num_members", "num_samples", "num_incomplete"):
-        setattr(whole, name, getattr(whole, name) + getattr(other, name))
-    whole.ignored += Counter(other.ignored)
-    whole.unexpected += Counter(other.unexpected)
-    whole.incomplete = (whole.incomplete + other.incomplete)[:20]

@@ -6,16 +6,18 @@ one signature (the same kinds in the same order).
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataloaders.counts import MediaKind
 from dataloaders.errors import DataError, RecordError
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
-from dataloaders.source import SampleSource
+from dataloaders.record_parser import RecordLimits
+from dataloaders.source import SampleSource, prefetch, shard_and_key
 
 
 class SubsetSource:
@@ -52,6 +54,24 @@ class SubsetSource:
     def place(self, i: int) -> str:
         """Where the subset's sample `i` lies."""
         return self.source.place(self.ids[i])
+
+    def shard_and_key(self, i: int) -> tuple[str, str]:
+        """Shard and key of the subset's sample `i`."""
+        return shard_and_key(self.source, self.ids[i])
+
+    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+        """Pass the hint on."""
+        prefetch(self.source, [self.ids[i] for i in ids], media=media)
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """int64 [n]: number of the file or block of each sample, as in the source; None: no such."""
+        return _groups_of(self.source, self.ids)
+
+    @property
+    def record_limits(self) -> RecordLimits:
+        """Bounds on a record, those of the source."""
+        return _record_limits_of(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +130,28 @@ class ShuffledMediaSource:
         """Where text and media lie."""
         return f"{self.source.place(self.ids[i])} with the media of {self.source.place(self.donors[i])}"
 
+    def shard_and_key(self, i: int) -> tuple[str, str]:
+        """Shard and key of the text of sample `i`."""
+        return shard_and_key(self.source, self.ids[i])
+
+    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+        """Pass the hint on: the texts of both samples, of which a record is made, and with `media` those of the donor.
+
+        A source has no hint for media alone, so the text of a donor comes with them.
+        """
+        prefetch(self.source, [self.ids[i] for i in ids], media=False)
+        prefetch(self.source, [self.donors[i] for i in ids], media=media)
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """int64 [n]: number of the file or block of each text, as in the source (of no medium); None: no such."""
+        return _groups_of(self.source, self.ids)
+
+    @property
+    def record_limits(self) -> RecordLimits:
+        """Bounds on a record, those of the source."""
+        return _record_limits_of(self.source)
+
 
 def _groups(source: SampleSource) -> tuple[dict[tuple[MediaKind, ...], list[int]], list[LeftOut]]:
     """Sample ids by media signature, and the samples that have none."""
@@ -126,6 +168,16 @@ def _groups(source: SampleSource) -> tuple[dict[tuple[MediaKind, ...], list[int]
         else:
             left_out.append(LeftOut(i, "no media"))
     return groups, left_out
+
+
+def _groups_of(source: SampleSource, ids: Sequence[int]) -> NDArray[np.int64] | None:
+    groups: NDArray[np.int64] | None = getattr(source, "groups", None)
+    return None if groups is None else np.asarray(groups, dtype=np.int64)[np.asarray(ids, dtype=np.int64)]
+
+
+def _record_limits_of(source: SampleSource) -> RecordLimits:
+    limits = getattr(source, "record_limits", None)
+    return limits if isinstance(limits, RecordLimits) else RecordLimits()
 
 
 def _digest(*parts: object) -> str:

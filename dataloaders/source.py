@@ -1,6 +1,10 @@
 """What a data set has to offer to be indexed, planned and read: random access by sample id."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
@@ -36,5 +40,58 @@ class SampleSource(Protocol):
         ...
 
     def place(self, i: int) -> str:
-        """Where sample `i` lies, for messages."""
+        """Where sample `i` lies, for messages: `shard FILE, key KEY`, FILE an absolute path or a URL as shown."""
         ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A source that can start fetching samples before they are asked for."""
+
+    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+        """Start fetching the texts of samples `ids`, and with `media` their media; returns at once."""
+        ...
+
+
+@runtime_checkable
+class Naming(Protocol):
+    """A source that knows what its samples are called without parsing them."""
+
+    def shard_and_key(self, i: int) -> tuple[str, str]:
+        """What the record of sample `i` says as `shard` and `key`, also where it does not parse."""
+        ...
+
+
+def shard_and_key(source: SampleSource, i: int) -> tuple[str, str]:
+    """(shard, key) of sample `i`, whatever its record holds; ("", its place) for sources without `shard_and_key`."""
+    return source.shard_and_key(i) if isinstance(source, Naming) else ("", source.place(i))
+
+
+class Sharded(Protocol):
+    """An index, as far as it knows which file every sample lies in."""
+
+    @property
+    def shard_numbers(self) -> NDArray[Any]:
+        """int [n]: number of the file of every sample."""
+        ...
+
+
+def groups(source: SampleSource, index: Sharded) -> NDArray[np.int64]:
+    """int64 [n]: samples of one number are cheap to read together; block shuffle deals in these.
+
+    They are `source.groups` where a source has any (row groups of Parquet, files of JSON lines), else the files that
+    the index knows. Numbers need not be consecutive; samples of one number need not be neighbours.
+    """
+    own: NDArray[np.int64] | None = getattr(source, "groups", None)
+    return np.asarray(index.shard_numbers if own is None else own, dtype=np.int64)
+
+
+def prefetch(source: SampleSource, ids: Sequence[int], *, media: bool = True) -> None:
+    """Tell a source which samples are read next: a hint, which sources without `prefetch` do without.
+
+    Args:
+        ids: samples, in the order of reading.
+        media: False: their texts alone are needed.
+    """
+    if isinstance(source, Prefetching):
+        source.prefetch(ids, media=media)

@@ -7,15 +7,17 @@ recognised by their last extension; numbered ones (`0.jpg`, `1.mp4`) are ordered
 Anything else is reported, not read: a `.pth` or `.pickle` is a name in a report, never a file that is opened.
 """
 
+import json
 import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dataloaders.counts import MediaKind
 from dataloaders.errors import SourceError
-from dataloaders.tar_headers import IgnoredMember, TarMember, printable
+from dataloaders.printable import printable
+from dataloaders.tar_headers import IgnoredMember, TarMember
 
 # One line each is easier to read than a list; sniffing, not the name, decides the format later.
 _IMAGES = "avif bmp gif heic heif jfif jp2 j2k jpe jpeg jpf jpg jpx png pnm ppm pgm tif tiff webp"
@@ -24,6 +26,8 @@ IMAGE_EXTENSIONS, VIDEO_EXTENSIONS = frozenset(_IMAGES.split()), frozenset(_VIDE
 TEXT_FIELDS = ("json", "txt")
 MAX_LISTED = 20
 MAX_OTHERS = 5
+MAX_UNEXPECTED = 1000  # suffixes that a report counts one by one
+MAX_NAMED_CHARS = 80
 
 _NUMBERED = re.compile(r"(\d{1,9})\.[^.]+")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -58,6 +62,7 @@ class TarReport:
         ignored: members that are not regular files, by kind; and names without key or extension ("no extension").
         unexpected: fields that are neither text nor media, by suffix.
         incomplete: keys without any text field, at most `MAX_LISTED` of `num_incomplete`.
+        notes: sentences about indices beside the shards that were not believed, at most `MAX_LISTED`.
     """
 
     num_shards: int = 0
@@ -67,6 +72,19 @@ class TarReport:
     ignored: Counter[str] = field(default_factory=Counter)
     unexpected: Counter[str] = field(default_factory=Counter)
     incomplete: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, sentence: str) -> None:
+        """Add a note, unless there are enough."""
+        if len(self.notes) < MAX_LISTED:
+            self.notes.append(sentence)
+
+    def count_unexpected(self, suffix: str) -> None:
+        """Count a field that is neither text nor media; a tar may hold millions of different ones."""
+        name = f".{printable(suffix[:MAX_NAMED_CHARS])}"
+        if name not in self.unexpected and len(self.unexpected) >= MAX_UNEXPECTED:
+            name = "others"
+        self.unexpected[name] += 1
 
     def lines(self) -> list[str]:
         """The report as short sentences; empty when there is nothing to say."""
@@ -84,7 +102,33 @@ class TarReport:
                 f"{self.num_incomplete} of {self.num_samples} samples ({share:.1f} %) have no .json or .txt:"
                 f" {', '.join(self.incomplete)}"
             )
-        return said
+        return said + self.notes
+
+
+def report_json(report: TarReport) -> str:
+    """The report as text."""
+    # Not `asdict`: it makes a Counter of pairs out of a Counter.
+    return json.dumps({entry.name: getattr(report, entry.name) for entry in fields(report)})
+
+
+def add_report(whole: TarReport, text: str) -> None:
+    """Add what `report_json` gave to another report.
+
+    Raises:
+        AttributeError, RecursionError, TypeError, ValueError: it did not give this.
+    """
+    found = TarReport(**json.loads(text))
+    for name in ("num_shards", "num_members", "num_samples", "num_incomplete"):
+        setattr(whole, name, getattr(whole, name) + getattr(found, name))
+    whole.ignored += Counter(found.ignored)
+    whole.unexpected += Counter(found.unexpected)
+    whole.incomplete = (whole.incomplete + found.incomplete)[:MAX_LISTED]
+    whole.notes = (whole.notes + found.notes)[:MAX_LISTED]
+
+
+def is_field(name: str) -> bool:
+    """Whether a member of this name belongs to a sample."""
+    return _META.match(name) is None and split_name(name) is not None
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -167,7 +211,7 @@ def _sample(key: str, fields: Mapping[str, TarMember], report: TarReport) -> Sam
             number = _NUMBERED.fullmatch(suffix)
             media.append((int(number[1]) if number else -1, entry))
         else:
-            report.unexpected[f".{printable(suffix)}"] += 1
+            report.count_unexpected(suffix)
             others.append(suffix)
     media.sort(key=lambda numbered: numbered[0])  # stable: equal numbers stay in tar order
     report.num_samples += 1

@@ -6,18 +6,22 @@
 Names are labels, never paths: `../../etc/passwd` and `/abs` are compared and printed, and nothing else. Only regular
 files are usable; links, devices, folders and sparse files are counted by kind. A file that ends inside a member, or
 without the end-of-archive block, was cut: an error, because the samples behind the cut would be missing silently.
+Memory is bounded by ceilings on names, extension headers and the number of members; sizes are checked against the file.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dataloaders.errors import SourceError
+from dataloaders.printable import printable
+from dataloaders.probe.reader import ByteReader
 
 BLOCK = 512
 MAX_NAME_BYTES = 64 * 1024
 MAX_PAX_BYTES = 1024**2
+MAX_MEMBERS = 10_000_000  # of one archive
+MAX_ALL_NAMES_BYTES = 1024**3  # of one archive, together
 
 _REGULAR = (b"0", b"\0", b"7")
 _WITHOUT_DATA = {
@@ -29,6 +33,19 @@ _WITHOUT_DATA = {
     b"6": "fifo",
 }
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+# Compressions that a stream undoes (`dataloaders.byte_stream`), by magic bytes and by the ends of names.
+STREAMED = ("gzip", "bzip2", "xz")
+STREAMED_NAMES = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz")
+_AS_STREAM = " TarStream (no index, no plan ahead) reads it as it is."
+
+
+def decompress(*, streamed: bool) -> str:
+    """What to do about a compressed shard; `streamed`: whether a stream can undo the compression."""
+    return "Decompress it: samples are read at random." + (
+        _AS_STREAM if streamed else " (Compressed again with gzip, bzip2 or xz, TarStream reads it.)"
+    )
 
 
 class TarMember(NamedTuple):
@@ -60,24 +77,33 @@ class TarHeaders:
     """Reader of one archive.
 
     Args:
-        fd: open file descriptor; read with `os.pread`, its offset is not moved.
-        size: bytes of the archive.
+        file: the archive, or what reads ahead in it.
         place: the shard, for messages.
+
+    Attributes:
+        has_globals: a pax header gave a name or a size to all members behind it.
     """
 
-    def __init__(self, fd: int, size: int, *, place: str) -> None:
-        self._fd, self._size, self._place = fd, size, place
+    def __init__(self, file: ByteReader, *, place: str) -> None:
+        self._file, self._size, self._place = file, file.size, place
+        self.has_globals = False
 
-    def members(self) -> Iterator[TarMember | IgnoredMember]:
+    def members(self, start: int = 0, stop: int | None = None) -> Iterator[TarMember | IgnoredMember]:
         """Every member in archive order.
 
+        Args:
+            start: offset of the header to start at.
+            stop: offset of a header to stop in front of; None: the end-of-archive block.
+
         Raises:
-            SourceError: not a tar, a damaged header, or a file that was cut; names the offset.
+            SourceError: not a tar, a damaged header, a file that was cut, no header at `stop`, or more members or
+                longer names than are allowed; names the offset.
         """
         if self._size == 0:
             raise SourceError("the shard has 0 bytes", place=self._place, remedy="Download or build it again.")
-        offset, overrides, everywhere = 0, _Overrides(), _Overrides()
-        while True:
+        num_members, name_bytes = 0, 0
+        offset, overrides, everywhere = start, _Overrides(), _Overrides()
+        while stop is None or offset < stop:
             header = self._header(offset)
             if header is None:
                 return
@@ -88,11 +114,14 @@ class TarHeaders:
             elif kind in (b"x", b"g", b"X"):
                 target = everywhere if kind == b"g" else overrides
                 self._pax(self._read(data, size, MAX_PAX_BYTES, "pax header"), target, offset)
+                self.has_globals |= everywhere.name is not None or everywhere.size is not None
             elif kind != b"K":
                 name = _pick(overrides.name, everywhere.name) or _header_name(header)
                 size = size if overrides.size is None else overrides.size
                 if kind == b"S":
                     data = self._skip_sparse_map(header, data)
+                num_members, name_bytes = num_members + 1, name_bytes + len(name)
+                self._check_totals(num_members, name_bytes)
                 sparse = kind == b"S" or overrides.sparse
                 ignored = "sparse file" if sparse else _ignored_kind(kind, name)
                 size = 0 if kind in _WITHOUT_DATA else size
@@ -100,17 +129,31 @@ class TarHeaders:
                 yield IgnoredMember(name=name, kind=ignored) if ignored else TarMember(name, data, size)
                 overrides = _Overrides()
             self._check_end(data, size, _header_name(header))
-            offset = data + -(-size // BLOCK) * BLOCK
+            offset = padded_end(data, size)
+        if offset != stop:
+            raise SourceError(
+                f"there is no header at byte {stop}: a member ends at byte {offset}",
+                place=self._place,
+                remedy="Build the index of the shard again.",
+            )
+
+    def _check_totals(self, num_members: int, name_bytes: int) -> None:
+        if num_members > MAX_MEMBERS or name_bytes > MAX_ALL_NAMES_BYTES:
+            raise SourceError(
+                f"more than {MAX_MEMBERS} members, or {MAX_ALL_NAMES_BYTES} bytes of names",
+                place=self._place,
+                remedy="Split the shard.",
+            )
 
     def _header(self, offset: int) -> bytes | None:
         """The header block at `offset`, checked; None at the end-of-archive block."""
-        block = os.pread(self._fd, BLOCK, offset)
-        if len(block) < BLOCK:
+        if offset + BLOCK > self._size:
             raise SourceError(
                 f"the shard ends at byte {self._size} without its end-of-archive block: it was cut",
                 place=f"{self._place}, byte {offset}",
                 remedy="Copy or build the shard again.",
             )
+        block = self._file.read(offset, BLOCK)
         if not any(block):
             return None
         stored = self._number(block[148:156], offset, "checksum")
@@ -120,7 +163,7 @@ class TarHeaders:
             raise SourceError(
                 f"this is a {known} file, not a plain tar" if known else "no valid tar header: the checksum is wrong",
                 place=f"{self._place}, byte {offset}",
-                remedy="Decompress it: samples are read at random." if known else "Copy or build the shard again.",
+                remedy=decompress(streamed=known in STREAMED) if known else "Copy or build the shard again.",
             )
         return block
 
@@ -149,7 +192,7 @@ class TarHeaders:
                 remedy="Build the shard again with short names.",
             )
         self._check_end(offset, size, what)
-        return os.pread(self._fd, size, offset)
+        return self._file.read(offset, size) if size else b""
 
     def _pax(self, records: bytes, target: _Overrides, offset: int) -> None:
         """Apply pax records, each `length key=value newline`."""
@@ -158,7 +201,8 @@ class TarHeaders:
             space = records.find(b" ", at, at + 20)
             length = int(records[at:space]) if space > at and records[at:space].isdigit() else 0
             key, equals, value = records[space + 1 : at + length - 1].partition(b"=")
-            if length <= space - at or not equals or at + length > len(records):
+            # Without a blank, `space` is -1 and `key` may be of records that were applied already.
+            if space <= at or length <= space - at or not equals or at + length > len(records):
                 raise SourceError(
                     "a pax header does not parse",
                     place=f"{self._place}, byte {offset}",
@@ -186,7 +230,7 @@ class TarHeaders:
         more = header[482]
         while more:
             self._check_end(data, BLOCK, "sparse map")
-            more, data = os.pread(self._fd, BLOCK, data)[504], data + BLOCK
+            more, data = self._file.read(data, BLOCK)[504], data + BLOCK
         return data
 
     def _check_end(self, offset: int, size: int, name: str) -> None:
@@ -199,13 +243,9 @@ class TarHeaders:
             )
 
 
-def printable(name: str) -> str:
-    """`name` with control characters, and bytes that are not UTF-8, spelled out."""
-    if name.isprintable():
-        return name
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in name
-    )
+def padded_end(offset: int, size: int) -> int:
+    """Where the header behind a member lies."""
+    return offset + -(-size // BLOCK) * BLOCK
 
 
 def _ignored_kind(kind: bytes, name: str) -> str:

@@ -1,95 +1,97 @@
-"""WebDataset tar shards as a random-access source: one pass over the headers, then reads by offset.
+"""WebDataset tar shards as a random-access source: a table of members, then reads by offset, wherever the shards lie.
 
-    urls --braces--> shards --tar_headers--> members --tar_groups--> sample table --pread--> records, headers, media
+    urls --Storage.list--> shards --states--> member_cache --> table of members --Storage--> records, headers, media
+                                              (a folder, or a pass over the headers: dataloaders.tar_pass)
 
-Price: opening reads 512 bytes per member (about 20 us each on a local disk), and shards must be local and uncompressed.
-The table travels to workers by pickle; file handles do not, each process opens its own when it first reads.
+Price: the first opening reads the headers of all shards; with a folder for the table (`members`), later openings read
+none. Shards must be uncompressed. A source travels to workers as the path of its table, or as the arrays of one that
+was never written; each process opens its own files when it first reads.
 """
 
-import glob
-import hashlib
-import os
-import re
-from array import array
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import braceexpand
+import numpy as np
+from numpy.typing import NDArray
 
 from dataloaders.counts import MediaKind
 from dataloaders.errors import Reason, RecordError, SourceError
+from dataloaders.member_cache import table_of
+from dataloaders.member_file import TEXT
+from dataloaders.member_table import MemberTable, ShardState
+from dataloaders.printable import printable
 from dataloaders.record import MediaRef, Record
 from dataloaders.record_parser import RecordLimits, parse_record
-from dataloaders.tar_groups import SampleField, SampleMembers, TarReport, group_members
-from dataloaders.tar_headers import TarHeaders, printable
+from dataloaders.storage import FileState, Storage, absolute, is_local, repeated, shown
+from dataloaders.tar_groups import TarReport
+from dataloaders.tar_pass import check_plain, source_fingerprint
 
-MAX_SHARDS = 1_000_000
-MAX_OPEN_FILES = 64
 MAX_LISTED = 20
-MAX_COMBINATIONS = 1000  # of suffixes that are not read; rarer ones are not named in errors
-_TEXT = -1  # kind code of a text member in the table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardState:
-    """A shard as its header pass found it.
-
-    Attributes:
-        path, size, mtime_ns: of the file.
-        fingerprint: hex digest over its base name, its size and its table of members.
-        num_samples: samples in it; a source has the samples of its shards one after another.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    fingerprint: str
-    num_samples: int
+MAX_EXPECTED = 1024  # states of shards that are kept at hand
 
 
 class TarSource:
-    """Samples of local WebDataset shards (a `SampleSource`).
+    """Samples of WebDataset shards, local or remote (a `SampleSource`).
 
     Args:
-        urls: a path or several, each with optional braces (`shard-{000..015}.tar`), wildcards, `~`, or `file:`.
+        urls: a path or URL or several, each with optional braces (`shard-{000..015}.tar`), wildcards, `~`, or `file:`.
         limits: bounds on a record.
+        storage: how files are reached; None: `Storage()`.
+        members: folder where the table of members is kept; None: it is made anew each time.
 
     Raises:
         SourceError: no shard matches, a shard is missing, listed twice, empty, cut or no tar; a key is scattered.
     """
 
-    def __init__(self, urls: str | Sequence[str], *, limits: RecordLimits | None = None) -> None:
-        self._limits = limits or RecordLimits()
-        self._shards = expand_urls(urls)
-        self._shard_sizes: list[int] = []
-        self._states: list[ShardState] = []
-        self.report = TarReport()
-        # Samples: shard and key; members of sample i are rows first[i] to first[i + 1] of the member table.
-        self._sample_shard, self._first = array("l"), array("q", [0])
-        self._keys: list[str] = []
-        self._offset, self._size, self._kind = array("q"), array("q"), array("b")
-        self._suffix: list[str] = []
-        # What stands beside sample i and is not read: row others[i] of the combinations of suffixes that occur.
-        self._others = array("h")
-        self._combinations: dict[tuple[str, ...], int] = {(): 0}
-        self._files: OrderedDict[int, _File] = OrderedDict()
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        limits: RecordLimits | None = None,
+        storage: Storage | None = None,
+        members: Path | None = None,
+    ) -> None:
+        storage = storage or Storage()
+        states = shard_states(storage.list(urls), storage)
+        folder = None if members is None else Path(members).expanduser()
+        self._set(table_of(states, storage, folder), storage, limits)
+
+    @classmethod
+    def of_table(cls, table: MemberTable, storage: Storage, *, limits: RecordLimits | None = None) -> "TarSource":
+        """A source of the shards in a table, whose states were looked at by the caller."""
+        source = cls.__new__(cls)
+        source._set(table, storage, limits)
+        return source
+
+    def _set(self, table: MemberTable, storage: Storage, limits: RecordLimits | None) -> None:
+        self.table, self.storage, self._limits = table, storage, limits or RecordLimits()
+        self.fingerprint = source_fingerprint(table.fingerprints)
+        self._expected: dict[int, FileState] = {}
         self._last_media: tuple[int, list[int]] = (-1, [])
-        for number, path in enumerate(self._shards):
-            self._read_headers(number, path)
-        self.fingerprint = source_fingerprint(state.fingerprint for state in self._states)
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Paths of the shards, in order."""
-        return tuple(self._shards)
+        """Paths and URLs of the shards, in order; paths are absolute."""
+        return tuple(self.table.url(k) for k in range(self.table.num_shards))
 
     @property
     def states(self) -> tuple[ShardState, ...]:
         """What the header pass found of every shard, in order."""
-        return tuple(self._states)
+        return tuple(self.table.state(k) for k in range(self.table.num_shards))
+
+    @cached_property
+    def report(self) -> TarReport:
+        """What the header pass saw besides good samples."""
+        return self.table.report()
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """int64 [n]: number of the shard of each sample."""
+        sizes = [len(self.table.samples_of(k)) for k in range(self.table.num_shards)]
+        return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
     @property
     def record_limits(self) -> RecordLimits:
@@ -97,7 +99,7 @@ class TarSource:
         return self._limits
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.table)
 
     def record(self, i: int) -> Record:
         """Sample `i`, parsed.
@@ -107,99 +109,95 @@ class TarSource:
             OSError, SourceError: the shard is gone or has changed.
         """
         self._check_id(i)
-        texts = {self._suffix[row].lower(): row for row in self._rows(i) if self._kind[row] == _TEXT}
+        table = self.table
+        texts = {table.suffix(row).lower(): row for row in table.rows(i) if table.kind(row) == TEXT}
         media = [
-            MediaRef(kind=MediaKind(self._kind[row]), member=self._member(i, row), size_bytes=self._size[row])
-            for row in self._rows(i)
-            if self._kind[row] != _TEXT
+            MediaRef(kind=MediaKind(table.kind(row)), member=self._member(i, row), size_bytes=table.size(row))
+            for row in table.rows(i)
+            if table.kind(row) != TEXT
         ]
+        shard, key = self.shard_and_key(i)
         try:
             return parse_record(
                 self._text(i, texts.get("json")),
                 self._text(i, texts.get("txt")),
                 media,
-                shard=self._shard_name(i),
-                key=printable(self._keys[i]),
+                shard=shard,
+                key=key,
                 limits=self._limits,
             )
         except RecordError as error:
-            if error.reason is Reason.PLACEHOLDER_MISMATCH and self._others[i]:
-                others = list(self._combinations)[self._others[i]]
-                names = ", ".join(printable(f"{self._keys[i]}.{suffix}") for suffix in others)
+            others = table.others(i) if error.reason is Reason.PLACEHOLDER_MISMATCH else ()
+            if others:
+                names = ", ".join(printable(f"{table.key(i)}.{suffix}") for suffix in others)
                 error.cause += f"; members that are not read as media: {names}"
             raise
 
     def media_reader(self, i: int, j: int) -> "MemberReader":
         """Ranges of medium `j` (in placeholder order) of sample `i`."""
         row = self._media_row(i, j)
-        return MemberReader(self, self._sample_shard[i], self._offset[row], self._size[row])
+        return MemberReader(self.storage, self._shard(i), self.table.offset(row), self.table.size(row))
 
     def media_bytes(self, i: int, j: int) -> bytes:
         """All bytes of medium `j` (in placeholder order) of sample `i`."""
         row = self._media_row(i, j)
-        return self._pread(self._sample_shard[i], self._offset[row], self._size[row])
+        return self._read(self._shard(i), self.table.offset(row), self.table.size(row))
 
     def place(self, i: int) -> str:
         """`shard, key` of sample `i`."""
+        shard, key = self.shard_and_key(i)
+        return f"shard {shard}, key {key}"
+
+    def shard_and_key(self, i: int) -> tuple[str, str]:
+        """Shard and key of sample `i` as messages may show them."""
         self._check_id(i)
-        return f"shard {self._shard_name(i)}, key {printable(self._keys[i])}"
+        return shown(self._shard(i).url), printable(self.table.key(i))
+
+    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+        """Start fetching the texts of samples `ids`, and with `media` their media; see `Storage.prefetch`."""
+        self.storage.prefetch(list(self._ranges(ids, None if media else 0)))
+
+    def prefetch_heads(self, ids: Sequence[int], num_bytes: int) -> None:
+        """Start fetching the texts of samples `ids` and the first `num_bytes` of every medium of theirs."""
+        self.storage.prefetch(list(self._ranges(ids, num_bytes)))
+
+    def _ranges(self, ids: Sequence[int], most: int | None) -> Iterator[tuple[str, int, int]]:
+        """(shard, offset, size) of texts whole, and of up to `most` bytes of each medium (None: all)."""
+        table = self.table
+        for i in map(int, ids):
+            self._check_id(i)
+            shard = self._shard(i)
+            if is_local(shard.url):
+                continue  # nothing is fetched ahead from a disk
+            for row in table.rows(i):
+                size = table.size(row)
+                if table.kind(row) == TEXT:
+                    size = size if size <= self._limits.max_bytes else 0  # it will be refused, not read
+                elif most is not None:
+                    size = min(size, most)
+                if size:
+                    yield shard.url, table.offset(row), size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": OrderedDict()}
-
-    def _read_headers(self, number: int, path: str) -> None:
-        """Add the samples of one shard to the table."""
-        file = _File(path)
-        self._shard_sizes.append(file.size)
-        digest = hashlib.sha256(f"tar-shard-1\n{os.path.basename(path)}\0{file.size}".encode("utf-8", "surrogatepass"))
-        headers = TarHeaders(file.fd, file.size, place=f"shard {path}")
-        before = len(self._keys)
-        for sample in group_members(headers.members(), place=f"shard {path}", report=self.report):
-            self._add_sample(number, sample)
-            digest.update(_table_line(sample).encode("utf-8", "surrogatepass"))
-        if len(self._keys) == before:
-            raise SourceError(
-                "the shard holds no sample",
-                place=f"shard {path}",
-                remedy="Remove it, or put members like 0001.json in.",
-            )
-        self._states.append(
-            ShardState(
-                path=path,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                fingerprint=digest.hexdigest(),
-                num_samples=len(self._keys) - before,
-            )
-        )
-
-    def _add_sample(self, shard: int, sample: SampleMembers) -> None:
-        self._keys.append(sample.key)
-        self._sample_shard.append(shard)
-        if len(self._combinations) < MAX_COMBINATIONS:
-            self._combinations.setdefault(sample.others, len(self._combinations))
-        self._others.append(self._combinations.get(sample.others, 0))
-        entry: SampleField
-        for entry in (*sample.texts, *sample.media):
-            self._offset.append(entry.offset)
-            self._size.append(entry.size)
-            self._kind.append(_TEXT if entry.kind is None else int(entry.kind))
-            self._suffix.append(entry.suffix)
-        self._first.append(len(self._suffix))
+        return {**self.__dict__, "_expected": {}}
 
     def _check_id(self, i: int) -> None:
         # Python would read -1 as the last one, and an end of iteration would go unseen.
-        if not 0 <= i < len(self._keys):
-            raise IndexError(f"sample {i} is not one of the {len(self._keys)} samples of this source")
-
-    def _rows(self, i: int) -> range:
-        return range(self._first[i], self._first[i + 1])
+        if not 0 <= i < len(self.table):
+            raise IndexError(f"sample {i} is not one of the {len(self.table)} samples of this source")
 
     def _member(self, i: int, row: int) -> str:
-        return printable(f"{self._keys[i]}.{self._suffix[row]}")
+        return printable(f"{self.table.key(i)}.{self.table.suffix(row)}")
 
-    def _shard_name(self, i: int) -> str:
-        return self._shards[self._sample_shard[i]]
+    def _shard(self, i: int) -> FileState:
+        """The shard of sample `i`, as it has to be."""
+        k = self.table.shard_of(i)
+        state = self._expected.get(k)
+        if state is None:
+            if len(self._expected) >= MAX_EXPECTED:
+                self._expected.clear()
+            state = self._expected[k] = self.table.state(k).file
+        return state
 
     def _media_row(self, i: int, j: int) -> int:
         """Table row of a medium."""
@@ -217,172 +215,57 @@ class TarSource:
 
         Raises RecordError as `record` does, where there are both kinds.
         """
-        rows = [row for row in self._rows(i) if self._kind[row] != _TEXT]
-        kinds = {self._kind[row] for row in rows}
+        kind_of = self.table.kind
+        rows = [row for row in self.table.rows(i) if kind_of(row) != TEXT]
+        kinds = {kind_of(row) for row in rows}
         if len(kinds) < 2:
             return rows
-        queues = {kind: iter([row for row in rows if self._kind[row] == kind]) for kind in kinds}
+        queues = {kind: iter([row for row in rows if kind_of(row) == kind]) for kind in kinds}
         return [next(queues[int(ref.kind)]) for ref in self.record(i).media]
 
     def _text(self, i: int, row: int | None) -> bytes | None:
         if row is None:
             return None
-        if self._size[row] > self._limits.max_bytes:
+        size = self.table.size(row)
+        if size > self._limits.max_bytes:
             raise RecordError(
                 Reason.BAD_RECORD,
-                f"member {self._member(i, row)} has {self._size[row]} bytes, above max_bytes={self._limits.max_bytes}",
+                f"member {self._member(i, row)} has {size} bytes, above max_bytes={self._limits.max_bytes}",
                 place=self.place(i),
                 remedy="Raise RecordLimits.max_bytes if that is meant.",
             )
-        return self._pread(self._sample_shard[i], self._offset[row], self._size[row])
+        return self._read(self._shard(i), self.table.offset(row), self.table.size(row))
 
-    def _pread(self, shard: int, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes; safe from several threads and after a fork, since no file position is shared."""
-        file = self._file(shard)
-        chunks: list[bytes] = []
-        while size > 0:
-            chunk = os.pread(file.fd, size, offset)
-            if not chunk:
-                raise self._changed(shard, f"it ends {size} bytes early")
-            chunks.append(chunk)
-            offset, size = offset + len(chunk), size - len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def _file(self, shard: int) -> "_File":
-        file = self._files.pop(shard, None)
-        if file is None:
-            file = _File(self._shards[shard])
-            if file.size != self._shard_sizes[shard]:
-                raise self._changed(shard, f"it had {self._shard_sizes[shard]} bytes and has {file.size}")
-        self._files[shard] = file
-        while len(self._files) > MAX_OPEN_FILES:
-            self._files.popitem(last=False)  # closed when the last reader lets go of it
-        return file
-
-    def _changed(self, shard: int, how: str) -> SourceError:
-        return SourceError(
-            f"the shard has changed since it was opened: {how}",
-            place=f"shard {self._shards[shard]}",
-            remedy="Start again when the shards are complete.",
-        )
+    def _read(self, shard: FileState, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes of a shard."""
+        return self.storage.open(shard.url, shard).read(offset, size) if size else b""
 
 
 class MemberReader:
     """Byte ranges of one tar member (a `ByteReader`)."""
 
-    def __init__(self, source: TarSource, shard: int, offset: int, size: int) -> None:
-        self._source, self._shard, self._offset, self.size = source, shard, offset, size
+    def __init__(self, storage: Storage, shard: FileState, offset: int, size: int) -> None:
+        self._storage, self._shard, self._offset, self.size = storage, shard, offset, size
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes [offset, offset + size) of the member, fewer at its end."""
         start = min(max(offset, 0), self.size)
         want = min(max(size, 0), self.size - start)
-        return self._source._pread(self._shard, self._offset + start, want) if want else b""
+        if not want:
+            return b""
+        return self._storage.open(self._shard.url, self._shard).read(self._offset + start, want)
 
 
-class _File:
-    """A file descriptor that is closed with its last reference, so that no reader loses it to the cache's limit."""
-
-    def __init__(self, path: str) -> None:
-        self.fd = -1
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        status = os.fstat(self.fd)
-        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-
-
-def _table_line(sample: SampleMembers) -> str:
-    """One sample of the member table as text, for the fingerprint."""
-    fields = (f"{field.suffix}\0{field.offset}\0{field.size}" for field in (*sample.texts, *sample.media))
-    return "\n".join((sample.key, *fields, ""))
-
-
-def source_fingerprint(shard_fingerprints: Iterable[str]) -> str:
-    """Fingerprint of a source of these shards, in order: of names, sizes and members, not of folders or contents."""
-    return hashlib.sha256("\n".join(["tar-source-2", *shard_fingerprints]).encode()).hexdigest()
-
-
-def expand_urls(urls: str | Sequence[str]) -> list[str]:
-    """Existing local files that `urls` name, in order.
+def shard_states(urls: Iterable[str], storage: Storage) -> list[FileState]:
+    """What the files of these shards are now, by their absolute names.
 
     Raises:
-        SourceError: nothing matches, files are missing (all are listed), one is listed twice, or the scheme is remote.
+        SourceError: shards are missing, compressed, or one is listed twice under two names.
     """
-    shards = list_urls(urls)
-    check_shards(shards)
-    return shards
-
-
-def list_urls(urls: str | Sequence[str]) -> list[str]:
-    """The files that `urls` name, in order, whether they exist on this machine or not.
-
-    Raises:
-        SourceError: nothing matches, one is listed twice, or the scheme is remote.
-    """
-    shards = [shard for url in ([urls] if isinstance(urls, str) else urls) for shard in _expand(os.fspath(url))]
-    if not shards:
-        if not urls:
-            raise SourceError("no shard is named", remedy="Name tar files, with braces or wildcards if there are many.")
-        named = ", ".join(repr(os.fspath(url)) for url in ([urls] if isinstance(urls, str) else urls))
-        raise SourceError(f"no shard matches {named}", remedy="Check the path and its wildcards.")
-    twice = repeated(shards)
-    if twice:
-        raise SourceError(f"shards listed twice: {', '.join(twice[:MAX_LISTED])}", remedy="List every shard once.")
-    unspeakable = [shard for shard in shards if shard.encode("utf-8", "replace").decode() != shard or "\0" in shard]
-    if unspeakable:  # an index and its reports are UTF-8, and name every shard
-        raise SourceError(
-            f"paths of shards that are not UTF-8 text: {', '.join(map(ascii, unspeakable[:MAX_LISTED]))}",
-            remedy="Rename them, or name them by links.",
-        )
-    return shards
-
-
-def repeated(names: Iterable[str]) -> list[str]:
-    """Those that occur more than once, sorted."""
-    return sorted(name for name, count in Counter(names).items() if count > 1)
-
-
-def check_shards(shards: Sequence[str]) -> None:
-    """Raise SourceError that lists those of `shards` that are not there."""
-    missing = [shard for shard in shards if not os.path.isfile(shard)]
-    if missing:
-        more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
-        folder = next((shard for shard in missing if os.path.isdir(shard)), None)
-        raise SourceError(
-            f"{len(missing)} of {len(shards)} shards are missing or no files: {', '.join(missing[:MAX_LISTED])}{more}",
-            remedy=f"For a folder write {folder}/*.tar."
-            if folder
-            else "Check the path, the braces and the working folder.",
-        )
-
-
-def _expand(url: str) -> Iterator[str]:
-    if url.startswith("pipe:") or "://" in url:
-        raise SourceError(
-            f"{url!r} is not a local file",
-            remedy="Copy the shards to local disk; commands are not run.",
-        )
-    path = os.path.expanduser(url.removeprefix("file:"))
-    if os.path.exists(path):  # a file whose name happens to hold braces or brackets
-        yield path
-        return
-    try:
-        expanded = [] if _too_many(path) else list(islice(braceexpand.braceexpand(path), MAX_SHARDS + 1))
-    except ValueError:
-        raise SourceError(f"unbalanced braces in {url!r}", remedy="Close them.") from None
-    if not expanded or len(expanded) > MAX_SHARDS:
-        raise SourceError(f"{url!r} names more than {MAX_SHARDS} shards", remedy="Check the braces.")
-    for name in expanded:
-        if glob.has_magic(name) and not os.path.exists(name):
-            yield from sorted(glob.glob(name))
-        else:
-            yield name
-
-
-def _too_many(path: str) -> bool:
-    """Whether a numeric range alone names too many shards; braceexpand would build all of it before the first name."""
-    ranges = re.findall(r"\{(-?\d+)\.\.(-?\d+)", path)
-    return any(len(end) > 18 or abs(int(end) - int(start)) >= MAX_SHARDS for start, end in ranges)
+    urls = list(urls)
+    check_plain(urls)
+    names = [absolute(url) for url in urls]
+    if twice := repeated(names):
+        listed = ", ".join(map(shown, twice[:MAX_LISTED]))
+        raise SourceError(f"shards listed twice: {listed}", remedy="List every shard once.")
+    return [replace(state, url=name) for state, name in zip(storage.states(urls), names, strict=True)]

@@ -110,7 +110,7 @@ def _columns_of(path: Path) -> dict[str, list[object]]:
 def test_the_tables_are_plain_arrow_files(tmp_path: Path) -> None:
     index = write_index(tmp_path / "index", _index())
     meta = json.loads((tmp_path / "index" / "meta.json").read_text())
-    assert (meta["format_version"], meta["num_samples"], meta["num_items"]) == (2, 3, 3)
+    assert (meta["format_version"], meta["num_samples"], meta["num_items"]) == (3, 3, 3)
     for name, columns in (("samples", index.samples), ("items", index.items)):
         stored = _columns_of(tmp_path / "index" / f"{name}.arrow")
         assert stored.keys().isdisjoint(meta[name]["implied"])
@@ -211,7 +211,7 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
     write_index(tmp_path / "index", _index())
     path = tmp_path / "index" / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 1}))
-    with pytest.raises(IndexFormatError, match=r"format version 1, but this release reads 2 at .*Delete the folder"):
+    with pytest.raises(IndexFormatError, match=r"format version 1, but this release reads 3 at .*Delete the folder"):
         CostIndex.open(tmp_path / "index")
 
 
@@ -299,7 +299,7 @@ def test_another_rule_is_told_in_words_beside_its_fingerprint(tmp_path: Path) ->
         CostIndex.open(tmp_path / "ix", expect=replace(KEY, estimator="f"))
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 2}'])
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", "{not json", '{"format_version": 3}'])
 def test_a_folder_that_is_no_index_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "meta.json").write_text(content)

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataloaders import index_build, shard_scan
+from dataloaders import index_build, member_cache, shard_scan
+from dataloaders.build_progress import BuildProgress
 from dataloaders.counts import ItemCounts
 from dataloaders.encoder import ByteEncoder, TextCounts
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator, estimator_from_config
 from dataloaders.index import CostIndex
-from dataloaders.index_build import BuildProgress, Part, build_shards
+from dataloaders.index_build import Part, build_shards
 from dataloaders.index_merge import merge_parts
 from dataloaders.record import Record
 from dataloaders.scan import build_index, scan_source
@@ -511,6 +512,52 @@ def test_a_damaged_report_of_a_shard_is_an_index_error(shards: Path, tmp_path: P
             shard_notes([replace(index.shards[0], report=report)])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_members_that_a_build_passed_over_are_found_when_the_shards_are_opened(
+    workers: int, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, members = str(shards / "*.tar"), tmp_path / "members"
+    index = build_shards(urls, ESTIMATOR, tmp_path / "index", workers=workers, members=members)
+    assert sorted(os.listdir(tmp_path)) == ["index", "members", "shards"]
+    monkeypatch.setattr(member_cache, "pass_over", pytest.fail)
+    source = TarSource(urls, members=members)
+    assert source.fingerprint == index.key.source
+    # A build of other options reads no header either, and one more shard is the only one that is passed over.
+    build_shards(urls, ESTIMATOR, tmp_path / "clamped", ScanOptions(unfit="clamp"), members=members)
+    monkeypatch.undo()
+    shutil.copy(shards / "s0.tar", shards / "s9.tar")
+    scanned = Scanned(monkeypatch)
+    build_shards(urls, ESTIMATOR, tmp_path / "index", members=members)
+    assert scanned.take() == ["s9.tar"]
+    monkeypatch.setattr(member_cache, "pass_over", pytest.fail)
+    assert len(TarSource(urls, members=members)) == 28
+
+
+def test_members_of_finished_shards_outlive_a_build_that_failed(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, members, good = str(shards / "*.tar"), tmp_path / "members", (shards / "s4.tar").read_bytes()
+    (shards / "s4.tar").write_bytes(b"")
+    with pytest.raises(SourceError, match="0 bytes"):
+        build_shards(urls, ESTIMATOR, tmp_path / "index", members=members)
+    assert not members.exists()
+    (shards / "s4.tar").write_bytes(good)
+    scanned = Scanned(monkeypatch)
+    build_shards(urls, ESTIMATOR, tmp_path / "index", members=members)
+    assert scanned.take() == ["s4.tar"]
+    monkeypatch.setattr(member_cache, "pass_over", pytest.fail)
+    assert len(TarSource(urls, members=members)) == 25
+
+
+def test_members_that_cannot_be_kept_are_a_warning_and_the_index_is_complete(
+    shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("x")
+    index = build_shards(str(shards / "*.tar"), ESTIMATOR, tmp_path / "index", members=tmp_path / "file" / "members")
+    assert len(index) == 25
+    assert "the table of members cannot be kept here" in caplog.text
+
+
 class Negative(Qwen25VLEstimator):
     """Counts that are none."""
 
@@ -573,7 +620,9 @@ def test_a_disk_that_is_full_is_named_and_leaves_nothing_half_written(shards: Pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     argv = ["index", str(shards / "s0.tar"), "--model", str(tmp_path / "model"), "--output", str(tmp_path / "index")]
-    done = subprocess.run([sys.executable, "-c", run, *argv], capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "model")}
+    command = [sys.executable, "-c", run, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 1
     assert "File too large: '" in done.stderr
     assert ".arrow'" in done.stderr

@@ -1,6 +1,7 @@
 """Scanning: costs from headers, unusable samples as rows, the cache, and the counts by modality."""
 
 import csv
+import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -216,7 +217,7 @@ def test_limits_decide_what_is_usable_and_are_part_of_the_key(source: TarSource)
 def test_a_shard_that_vanishes_is_an_exception_and_not_a_bad_row(tmp_path: Path, small_shard: Path) -> None:
     shard = tmp_path / "a.tar"
     shard.write_bytes(small_shard.read_bytes())
-    source = TarSource(str(shard))
+    source = pickle.loads(pickle.dumps(TarSource(str(shard))))  # without the open file
     shard.unlink()
     with pytest.raises(FileNotFoundError):
         scan_source(source, ESTIMATOR)

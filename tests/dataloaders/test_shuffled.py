@@ -1,9 +1,10 @@
 """Views on a source: subsets, and texts with the media of others."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,11 @@ from dataloaders.counts import MediaKind
 from dataloaders.errors import DataError
 from dataloaders.estimators import Qwen25VLEstimator
 from dataloaders.record import MediaPart, MediaRef, Record, TextPart, Turn
+from dataloaders.record_parser import RecordLimits
 from dataloaders.sample import load_sample
 from dataloaders.scan import scan_source
 from dataloaders.shuffled import LeftOut, ShuffledMediaSource, SubsetSource
-from dataloaders.source import SampleSource
+from dataloaders.source import SampleSource, prefetch
 from dataloaders.tar_source import MemberReader, TarSource
 
 IMAGE, VIDEO = MediaKind.IMAGE, MediaKind.VIDEO
@@ -46,6 +48,48 @@ class FakeSource:
 
     def place(self, i: int) -> str:
         return f"fake {i}"
+
+
+class TellingSource(FakeSource):
+    """Keeps what it was asked to fetch ahead, and knows groups and limits."""
+
+    def __init__(self, signatures: list[tuple[MediaKind, ...]]) -> None:
+        super().__init__(signatures)
+        self.asked: list[tuple[list[int], bool]] = []
+        self.groups = np.arange(len(signatures)) // 2
+        self.record_limits = RecordLimits(max_bytes=77)
+
+    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+        self.asked.append((list(ids), media))
+
+
+def test_hints_groups_and_limits_go_through_a_subset() -> None:
+    source = TellingSource([(IMAGE,)] * 6)
+    subset = SubsetSource(source, [5, 0, 3])
+    prefetch(subset, [2, 0])
+    prefetch(subset, [1], media=False)
+    assert source.asked == [([3, 5], True), ([0], False)]
+    assert subset.groups is not None
+    assert subset.groups.tolist() == [2, 0, 1]
+    assert (subset.record_limits, SubsetSource(subset, [2]).record_limits) == (source.record_limits,) * 2
+
+
+def test_hints_of_shuffled_media_name_the_texts_and_the_donors() -> None:
+    source = TellingSource([(IMAGE,), (), (IMAGE,), (IMAGE,)])
+    shuffled = ShuffledMediaSource(source, 1)
+    prefetch(shuffled, [2, 0])
+    donors = [shuffled.donors[2], shuffled.donors[0]]
+    assert source.asked == [([3, 0], False), (donors, True)]
+    assert shuffled.groups is not None
+    assert shuffled.groups.tolist() == [0, 1, 1]
+    assert shuffled.record_limits == source.record_limits
+
+
+def test_views_of_a_source_without_groups_and_limits_have_the_usual_ones() -> None:
+    for view in (SubsetSource(FakeSource([(IMAGE,)] * 2), [1]), ShuffledMediaSource(FakeSource([(IMAGE,)] * 2), 0)):
+        assert view.groups is None
+        assert view.record_limits == RecordLimits()
+        prefetch(view, [0])
 
 
 SIGNATURES = st.lists(st.lists(st.sampled_from([IMAGE, VIDEO]), max_size=2).map(tuple), max_size=25)
