@@ -77,16 +77,59 @@ def parse_record(
     parser = _Parser(shard=shard, key=key, limits=limits or RecordLimits())
     fields: Mapping[str, object] = {} if raw_json is None else parser.load(raw_json)
     if raw_json is not None and any(name in fields for name in CONVERSATION_FIELDS):
-        turns = parser.conversation(fields)
-    elif text is not None:
-        turns = [("user", [ref.kind for ref in media]), ("assistant", [parser.caption(text)])]
-    elif raw_json is not None:
+        return _record(parser, parser.conversation(fields), fields, media, shard=shard, key=key)
+    if text is not None:
+        return _record(parser, parser.captioned(text, media), fields, media, shard=shard, key=key)
+    if raw_json is not None:
         raise parser.error(
             f"the JSON has the fields {_listed(fields)} but no conversation",
             "Add `messages` (or `conversations`), or put a caption into a .txt member.",
         )
-    else:
-        raise parser.error("there is neither a .json nor a .txt member", "Add one with the same key.")
+    raise parser.error("there is neither a .json nor a .txt member", "Add one with the same key.")
+
+
+def parse_fields(
+    fields: Mapping[str, object],
+    text: str | None,
+    media: Sequence[MediaRef],
+    *,
+    shard: str,
+    key: str,
+    limits: RecordLimits | None = None,
+) -> Record:
+    """As `parse_record`, of fields that are parsed already: a line, a row of a table.
+
+    Args:
+        fields: with one of `CONVERSATION_FIELDS`, unless there is `text`.
+        text: the caption of a row without a conversation.
+    """
+    parser = _Parser(shard=shard, key=key, limits=limits or RecordLimits())
+    turns = parser.conversation(fields) if text is None else parser.captioned(text, media)
+    return _record(parser, turns, fields, media, shard=shard, key=key)
+
+
+def load_json(raw: bytes, *, shard: str, key: str, limits: RecordLimits | None = None) -> object:
+    """Any JSON value, bounded in size and depth. Raises RecordError."""
+    return _Parser(shard=shard, key=key, limits=limits or RecordLimits()).load_value(raw)
+
+
+def placeholders(content: str | Mapping[str, object]) -> list[MediaKind]:
+    """Kinds of the placeholders in string content or in one part, in order."""
+    if isinstance(content, str):
+        return [_PLACEHOLDERS[piece] for piece in _SPLIT.findall(content)]
+    kind = content.get("type")
+    return [_MEDIA_TYPES[kind]] if isinstance(kind, str) and kind in _MEDIA_TYPES else []
+
+
+def _record(
+    parser: "_Parser",
+    turns: Sequence[tuple[str, Sequence[_Piece]]],
+    fields: Mapping[str, object],
+    media: Sequence[MediaRef],
+    *,
+    shard: str,
+    key: str,
+) -> Record:
     extra = {name: value for name, value in fields.items() if name not in CONVERSATION_FIELDS}
     record = Record(shard=shard, key=key, turns=(), extra=extra)
     if not media:
@@ -136,6 +179,15 @@ class _Parser:
 
     def load(self, raw: bytes) -> Mapping[str, object]:
         """The top-level object of a JSON member."""
+        value = self.load_value(raw)
+        if not isinstance(value, dict):
+            raise self.error(
+                f"the JSON is a {type(value).__name__}, not an object", 'Wrap it: {"messages": [{"role": ...}, ...]}.'
+            )
+        return value
+
+    def load_value(self, raw: bytes) -> object:
+        """Any JSON value."""
         text = self._decode(raw, "JSON")
         try:
             value = json.loads(text)
@@ -146,11 +198,8 @@ class _Parser:
         brackets = raw.count(b"{") + raw.count(b"[")
         if brackets > self._limits.max_depth and _deeper_than(value, self._limits.max_depth):
             raise self._too_deep()
-        if not isinstance(value, dict):
-            raise self.error(
-                f"the JSON is a {type(value).__name__}, not an object", 'Wrap it: {"messages": [{"role": ...}, ...]}.'
-            )
-        return value
+        decoded: object = value
+        return decoded
 
     def refuse_unread_media(self, turns: Sequence[tuple[str, Sequence[_Piece]]], extra: Mapping[str, object]) -> None:
         """Raise for a record without media and placeholders whose fields name media: it would train as text alone."""
@@ -162,6 +211,10 @@ class _Parser:
                 place=self._place,
                 remedy="Put the files beside the .json under its key and write one <image> or <video> for each.",
             )
+
+    def captioned(self, text: bytes | str, media: Sequence[MediaRef]) -> list[tuple[str, Sequence[_Piece]]]:
+        """The turns of a caption: all media, and the text as the answer."""
+        return [("user", [ref.kind for ref in media]), ("assistant", [self.caption(text)])]
 
     def caption(self, text: bytes | str) -> str:
         stripped = (self._decode(text, "text") if isinstance(text, bytes) else text).strip()
@@ -185,7 +238,7 @@ class _Parser:
                 )
             role = turn[role_field]
             if not isinstance(role, str) or role not in _ROLES:
-                raise self.error(f"{where}.{role_field} is {str(role)[:40]!r}", f"Known roles: {', '.join(_ROLES)}.")
+                raise self.error(f"{where}.{role_field} is {_named(role)}", f"Known roles: {', '.join(_ROLES)}.")
             parsed.append((_ROLES[role], self._pieces(turn[content_field], f"{where}.{content_field}")))
         return parsed
 
@@ -204,7 +257,7 @@ class _Parser:
             if kind == "text" and isinstance(part.get("text"), str):
                 return str(part["text"])
         raise self.error(
-            f"{where} is {_kind_of(part)} of type {str(kind)[:40]!r}",
+            f"{where} is {_kind_of(part)} of type {_named(kind)}",
             'A part is {"type": "text", "text": "..."}, {"type": "image"} or {"type": "video"}.',
         )
 
@@ -246,6 +299,11 @@ def _kind_of(value: object) -> str:
     if isinstance(value, (list, dict, str)) and not value:
         return f"an empty {type(value).__name__}"
     return "null" if value is None else f"a {type(value).__name__}"
+
+
+def _named(value: object) -> str:
+    """A value of a record that should have been a name; others may be endless, or integers too long to be written."""
+    return repr(value[:40]) if isinstance(value, str) else _kind_of(value)
 
 
 def _listed(names: Iterable[str], most: int = 10) -> str:
