@@ -41,5 +41,9 @@ class RecordFormatError(BalancerError):
     """A step log that is damaged, of another format version, or not continued at the step that follows."""
 
 
+class LedgerError(BalancerError):
+    """A ledger that is damaged, of another format version, or of another run."""
+
+
 class MissingCostError(BalancerError):
     """No cost is known for the samples of a dataset; the text shows the line to add."""

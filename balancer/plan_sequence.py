@@ -15,7 +15,8 @@ from balancer.counts import StepCounts
 from balancer.layout import Layout
 from balancer.plan import Capacities, StepPlan
 from balancer.planner import plan_step
-from balancer.select import SelectIndex, StepSelector
+from balancer.select import SelectIndex, Selector, StepRange, StepSelector
+from balancer.shuffle import DEFAULT_BLOCK_SHARDS, Shuffle, groups_of, shuffle_mode
 from balancer.weights import planned_weight_sum
 
 # The loader plans a few steps ahead of the trainer and both ask for the same plans.
@@ -31,10 +32,15 @@ class PlanSequence:
         ids: int64 [n], the eligible samples.
         global_batch_size: samples per optimizer step over all ranks; the last step of an epoch may hold fewer.
         layout, cost_model, capacities, schedule, policy, num_microbatches, min_num_microbatches: see `plan_step`.
-        shuffle: permute the samples by (seed, epoch); off keeps the order of `ids` (evaluation).
+        shuffle: permute the samples by (seed, epoch): full (True), or block, window after window of `block_shards`
+            groups; none (False) keeps the order of `ids` (evaluation). See `balancer.shuffle`.
+        groups: int64 [len(index)], for block: samples of one number are cheap to read together, see
+            `dataloaders.source.groups`; None: the shards of the index.
+        selector: decides the samples of every step instead (a mixture); `ids`, `global_batch_size`, `seed` and
+            `shuffle` then select nothing.
 
     Raises:
-        PlanError: no eligible sample, or a global batch size below 1.
+        PlanError: no eligible sample, a global batch size below 1, or groups of another number of samples.
     """
 
     index: SelectIndex
@@ -48,21 +54,39 @@ class PlanSequence:
     num_microbatches: int | None = None
     min_num_microbatches: int = 1
     seed: int = 0
-    shuffle: bool = True
-    _selector: StepSelector = field(init=False, repr=False, compare=False)
+    shuffle: Shuffle = True
+    block_shards: int = DEFAULT_BLOCK_SHARDS
+    groups: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+    selector: Selector | None = None
+    _selector: Selector = field(init=False, repr=False, compare=False)
     _plans: dict[tuple[int, str], StepPlan] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        selector = StepSelector(
-            self.ids, seed=self.seed, global_batch_size=self.global_batch_size, shuffle=self.shuffle
-        )
+        selector = self.selector or self._step_selector()
         object.__setattr__(self, "_selector", selector)
         object.__setattr__(self, "_plans", {})
+
+    def _step_selector(self) -> StepSelector:
+        groups: NDArray[np.int64] | None = None
+        if shuffle_mode(self.shuffle) == "block":
+            groups = groups_of(self.index.shard_numbers if self.groups is None else self.groups, self.index)[self.ids]
+        return StepSelector(
+            self.ids,
+            seed=self.seed,
+            global_batch_size=self.global_batch_size,
+            shuffle=self.shuffle,
+            groups=groups,
+            block_shards=self.block_shards,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps that visit every sample once; the last one may be shorter."""
         return self._selector.steps_per_epoch
+
+    def position(self, step: int) -> StepRange:
+        """Epoch and cursor of a step."""
+        return self._selector.step_ids(step)[0]
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """int64 [n]: the samples of a step, blind to policy and layout."""

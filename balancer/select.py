@@ -1,11 +1,12 @@
 """Which samples a step holds, before anything is known about policy or layout.
 
-    index --eligible_ids--> ids --split_held_out--> train ids --epoch_order(seed, epoch)--> order
+    index --eligible_ids--> ids --split_held_out--> train ids --shuffle(seed, epoch)--> order
     step k of an epoch = order[k * global_batch_size : (k + 1) * global_batch_size]
 
-Everything is a pure function of (ids, seed, epoch, step). Permutations sort by raw 64-bit Philox words, keyed by sample
-id: the raw stream is the same in every NumPy version (`Generator.permutation` promises no such thing), and removing
-a sample leaves the order of the others as it was. Price: drawing one word per index row, once an epoch.
+Everything is a pure function of (ids, seed, epoch, step); the order itself is never stored, so step 10^6 of 10^9
+samples is known as fast as step 0. How an epoch is permuted is in `balancer.shuffle`. Held-out samples are drawn by raw
+64-bit Philox words, keyed by sample id: the raw stream is the same in every NumPy version (`Generator.permutation`
+promises no such thing), and removing a sample leaves the draw of the others as it was.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from balancer.counts import IndexLike, Int64Array
 from balancer.errors import OversizeError, PlanError
+from balancer.permutation import check_key
 from balancer.plan import Capacities
+from balancer.shuffle import DEFAULT_BLOCK_SHARDS, EpochOrder, Shuffle
 
 OversizePolicy = Literal["error", "drop"]
 _LATER_POLICIES = ("shrink", "truncate_text")
-# Streams of random words, kept apart by the Philox counter.
-_EPOCH_STREAM, _HELD_OUT_STREAM = 0, 1
+# Kept apart from other streams by the Philox counter; 0 was the epoch order's.
+_HELD_OUT_STREAM = 1
 _UNUSABLE = 3
 
 
@@ -50,6 +53,10 @@ class SelectIndex(IndexLike, Protocol):
 
     def shard(self, i: int) -> object:
         """Shard of sample i, for messages."""
+
+    @property
+    def shard_numbers(self) -> NDArray[Any]:
+        """int [n]: number of the shard of every sample, for shuffling in blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +146,17 @@ def split_held_out(ids: ArrayLike, share: float, seed: int) -> tuple[Int64Array,
     if share == 0.0 or len(rows) < 2:
         return rows, rows[:0]
     num_held_out = min(max(1, round(share * len(rows))), len(rows) - 1)
-    ranking = np.argsort(_keys(rows, seed, 0, _HELD_OUT_STREAM), kind="stable")
+    ranking = np.argsort(_keys(rows, seed), kind="stable")
     held_out = np.zeros(len(rows), dtype=np.bool_)
     held_out[ranking[:num_held_out]] = True
     return rows[~held_out], rows[held_out]
 
 
-def epoch_order(ids: ArrayLike, seed: int, epoch: int, shuffle: bool = True) -> Int64Array:
-    """`ids` in the order of this epoch, int64 [n]."""
-    rows = np.asarray(ids, dtype=np.int64)
-    return rows[np.argsort(_keys(rows, seed, epoch, _EPOCH_STREAM), kind="stable")] if shuffle else rows.copy()
-
-
-def _keys(rows: Int64Array, seed: int, epoch: int, stream: int) -> NDArray[np.uint64]:
-    """One random word per row, a function of (seed, epoch, stream, row) alone."""
-    if not (0 <= seed < 2**64 and 0 <= epoch < 2**64):
-        raise PlanError(f"seed={seed}, epoch={epoch}: both are integers in [0, 2^64)")
-    if not len(rows):
-        return np.zeros(0, dtype=np.uint64)
+def _keys(rows: Int64Array, seed: int) -> NDArray[np.uint64]:
+    """One random word per row, a function of (seed, row) alone."""
+    check_key(seed, 0)
     # The counter is 256 bits; its top word separates the streams.
-    bits = np.random.Philox(counter=stream << 192, key=seed | epoch << 64)
+    bits = np.random.Philox(counter=_HELD_OUT_STREAM << 192, key=seed)
     words: NDArray[np.uint64] = bits.random_raw(int(rows.max()) + 1)
     return words[rows]
 
@@ -212,41 +210,60 @@ def step_range(step: int, *, num_samples: int, global_batch_size: int, drop_last
     return StepRange(step=step, epoch=epoch, cursor=cursor, stop=min(cursor + global_batch_size, num_samples))
 
 
+class Selector(Protocol):
+    """What decides the samples of every step: one set of samples (`StepSelector`) or a mixture of several."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that visit every sample once; of a mixture, what it calls an epoch."""
+
+    def step_ids(self, step: int) -> tuple[StepRange, Int64Array]:
+        """Where step `step` (from 0) lies and its sample ids in selection order; pure, in any order of asking."""
+
+
 class StepSelector:
-    """Sample ids of any step of a run, with the order of the last epoch kept at hand.
+    """Sample ids of any step of a run.
 
     Args:
         ids: eligible rows to train on.
-        seed, shuffle: of the epoch order.
+        seed: of the epoch order.
         global_batch_size: samples per step.
         drop_last: leave out the short step at the end of an epoch.
+        shuffle, groups, block_shards: how an epoch is permuted, see `balancer.shuffle.EpochOrder`.
+
+    Raises:
+        PlanError: nothing to train on, or options that do not fit together.
     """
 
     def __init__(
-        self, ids: ArrayLike, *, seed: int, global_batch_size: int, drop_last: bool = False, shuffle: bool = True
+        self,
+        ids: ArrayLike,
+        *,
+        seed: int,
+        global_batch_size: int,
+        drop_last: bool = False,
+        shuffle: Shuffle = True,
+        groups: ArrayLike | None = None,
+        block_shards: int = DEFAULT_BLOCK_SHARDS,
     ) -> None:
-        self._ids = np.asarray(ids, dtype=np.int64)
-        self._seed, self._shuffle = seed, shuffle
-        self._global_batch_size, self._drop_last = global_batch_size, drop_last
-        self.steps_per_epoch = steps_per_epoch(len(self._ids), global_batch_size, drop_last)
-        self._epoch, self._order = -1, self._ids
+        rows = np.asarray(ids, dtype=np.int64)
+        self._num_samples, self._global_batch_size, self._drop_last = len(rows), global_batch_size, drop_last
+        self.steps_per_epoch = steps_per_epoch(len(rows), global_batch_size, drop_last)
+        self._order = EpochOrder(rows, seed=seed, shuffle=shuffle, groups=groups, block_shards=block_shards)
 
     def step_ids(self, step: int) -> tuple[StepRange, Int64Array]:
         """Where step `step` lies and its sample ids in selection order, int64 [<= global_batch_size]."""
         where = step_range(
             step,
-            num_samples=len(self._ids),
+            num_samples=self._num_samples,
             global_batch_size=self._global_batch_size,
             drop_last=self._drop_last,
         )
-        if where.epoch != self._epoch:
-            self._order = epoch_order(self._ids, self._seed, where.epoch, self._shuffle)
-            self._epoch = where.epoch
-        return where, self._order[where.cursor : where.stop]
+        return where, self._order.take(where.epoch, np.arange(where.cursor, where.stop))
 
 
 def step_ids(
-    ids: ArrayLike, step: int, *, seed: int, global_batch_size: int, drop_last: bool = False, shuffle: bool = True
+    ids: ArrayLike, step: int, *, seed: int, global_batch_size: int, drop_last: bool = False, shuffle: Shuffle = True
 ) -> tuple[StepRange, Int64Array]:
     """One step alone; `StepSelector` is the form for loops."""
     selector = StepSelector(ids, seed=seed, global_batch_size=global_batch_size, drop_last=drop_last, shuffle=shuffle)

@@ -18,7 +18,7 @@ from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanEr
 from balancer.layout import Layout  # noqa: E402
 from balancer.loader import BalancedBatchSampler, BalancedDataLoader  # noqa: E402
 from balancer.metrics import imbalance  # noqa: E402
-from balancer.select import epoch_order  # noqa: E402
+from balancer.shuffle import epoch_order  # noqa: E402
 
 
 def skewed(num_samples: int, seed: int = 0) -> np.ndarray:

@@ -11,6 +11,7 @@ from balancer.errors import PlanError
 from balancer.layout import Layout
 from balancer.plan import Capacities, verify
 from balancer.plan_sequence import PLANS_KEPT, PlanSequence
+from balancer.select import StepRange
 from dataloaders.estimators import Qwen25VLConfig, Qwen25VLEstimator
 from dataloaders.index import CostIndex
 from dataloaders.scan import scan_source
@@ -123,3 +124,38 @@ def test_nothing_to_train_on_and_a_batch_of_nothing_are_errors(index: CostIndex)
         sequence(index, ids=np.zeros(0, dtype=np.int64))
     with pytest.raises(PlanError, match="global_batch_size=0"):
         sequence(index, global_batch_size=0)
+
+
+def test_a_selector_of_ones_own_decides_the_samples(index: CostIndex) -> None:
+    class Pairs:
+        steps_per_epoch = 3
+
+        def step_ids(self, step: int) -> tuple[StepRange, np.ndarray]:
+            cursor = 2 * (step % 3)
+            return StepRange(step=step, epoch=step // 3, cursor=cursor, stop=cursor + 2), np.array([cursor, cursor + 1])
+
+    plans = sequence(index, selector=Pairs(), seed=5)
+    assert plans.steps_per_epoch == 3
+    assert plans.sample_ids(4).tolist() == [2, 3]
+    assert (plans.plan(4).epoch, plans.plan(4).cursor) == (1, 2)
+    assert plans.position(4) == StepRange(step=4, epoch=1, cursor=2, stop=4)
+    assert replace(plans, policy="sequential").sample_ids(4).tolist() == [2, 3]
+
+
+def test_blocks_follow_the_shards_of_the_index(index: CostIndex) -> None:
+    assert len(set(index.shard_numbers.tolist())) == 1
+    plans = sequence(index, shuffle="block", block_shards=1)
+    assert sorted(i for step in range(2) for i in plans.sample_ids(step).tolist()) == list(range(6))
+    assert plans.sample_ids(0).tolist() != sequence(index).sample_ids(0).tolist()
+
+
+def test_blocks_follow_groups_where_a_source_reads_by_others_than_shards(index: CostIndex) -> None:
+    groups = np.array([0, 0, 1, 1, 2, 2])
+    plans = sequence(index, shuffle="block", block_shards=1, groups=groups, global_batch_size=2)
+    for epoch in range(3):
+        steps = [plans.sample_ids(3 * epoch + step) for step in range(3)]
+        assert [len(set(groups[ids].tolist())) for ids in steps] == [1, 1, 1]
+        assert sorted(np.concatenate(steps).tolist()) == list(range(6))
+    assert sequence(index, groups=groups).sample_ids(0).tolist() == sequence(index).sample_ids(0).tolist()
+    with pytest.raises(PlanError, match=r"groups are given for \(5,\) samples, and the index holds 6"):
+        sequence(index, shuffle="block", groups=groups[:5])
