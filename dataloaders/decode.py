@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 
 from dataloaders.counts import ItemCounts, MediaKind
 from dataloaders.decode_image import decode_image, decode_image_report
-from dataloaders.decode_patches import Conformed, PixelConfig, PlannedItem, stand_in
+from dataloaders.decode_patches import Allocate, Conformed, PixelConfig, PlannedItem, new_patches, stand_in
 from dataloaders.decode_video import decode_video
 from dataloaders.probe.limits import ProbeLimits
 
 __all__ = [
+    "Allocate",
     "Conformed",
     "PixelConfig",
     "PlannedItem",
     "decode_image",
     "decode_media",
     "decode_video",
+    "new_patches",
     "planned_item",
     "stand_in",
 ]
@@ -57,14 +59,21 @@ def decode_media(
     pixels: PixelConfig | None = None,
     limits: ProbeLimits | None = None,
     place: str = "",
+    decoder: str = "auto",
+    out: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], Conformed]:
     """Decode an image or a video, with the report of what had to be conformed.
 
+    Args:
+        decoder: of videos, see `decode_video`.
+        out: where to write the patches, contiguous float32 [P, patch_dim]; None: an array of its own.
+
     Raises:
         MediaError: nothing usable could be decoded.
+        DataError: there is no such decoder here.
     """
     if item.kind == MediaKind.VIDEO:
-        return decode_video(data, item, pixels=pixels, limits=limits, place=place)
+        return decode_video(data, item, pixels=pixels, limits=limits, place=place, decoder=decoder, out=out)
     return decode_image_report(
-        data, item, apply_orientation=apply_orientation, pixels=pixels, limits=limits, place=place
+        data, item, apply_orientation=apply_orientation, pixels=pixels, limits=limits, place=place, out=out
     )
