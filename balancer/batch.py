@@ -1,11 +1,6 @@
-"""One packed micro-batch: what the loader hands to a model, with every length and boundary it needs.
+"""One packed micro-batch as the trainer sees it, with every length and boundary that a model needs.
 
-    LoadedSample (tokens [t], labels [t], position_ids [3, t], patches [p, d], grids [k, 3])   one per sample
-        | collate: concatenate in slot order; positions were made per sample, so nothing is offset
-        v
-    MicroBatch   (tokens [T], labels [T], position_ids [3, T], cu_seqlens [n+1], patches [P, d], grids [K, 3])
-
-Price: a tail added by `align_tokens` is a zero-loss segment of its own; it is counted as executed, not as useful.
+PackedCell (numpy, see `balancer.packed_cell`)  --of-->  MicroBatch (torch, the same memory)  --to--> the device
 """
 
 from collections.abc import Sequence
@@ -15,13 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from balancer.errors import BalancerError
+from balancer.packed_cell import IGNORED_LABEL, PackedCell, pack_samples
 from balancer.records import Replaced
-from balancer.weights import LOSS_REDUCTIONS, sample_weight
 from dataloaders.sample import LoadedSample
-from dataloaders.tokenizer import Special
-
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +57,15 @@ class MicroBatch:
     replaced: tuple[Replaced, ...] = ()
     num_conformed: int = 0
 
+    @classmethod
+    def of(cls, cell: PackedCell) -> "MicroBatch":
+        """The cell as tensors over the same memory, which must be writable."""
+        values: dict[str, Any] = {f.name: getattr(cell, f.name) for f in fields(cell)}
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                values[name] = torch.from_numpy(value)
+        return cls(**values)
+
     @property
     def num_samples(self) -> int:
         """Samples in the pack (the tail is not one)."""
@@ -84,7 +84,7 @@ class MicroBatch:
         return replace(self, **moved)
 
     def pin_memory(self) -> "MicroBatch":
-        """Copy to page-locked memory (called by torch's DataLoader)."""
+        """Copy to page-locked memory."""
         pinned: dict[str, Any] = {
             f.name: getattr(self, f.name).pin_memory()
             for f in fields(self)
@@ -119,64 +119,9 @@ def collate(
     loss_reduction: str = "token_mean",
     align_tokens: int = 1,
 ) -> MicroBatch:
-    """Pack `samples` in order.
-
-    Args:
-        samples: at least one.
-        loss_reduction: `token_mean`, `sample_mean` or `sqrt`: weight of a label token is 1, 1/n or 1/sqrt(n) with n
-            the label tokens of its sample; the loss of a step is sum(w * ce) / sum(w).
-        align_tokens: the pack is filled up to a multiple of this with a zero-loss segment.
-
-    Raises:
-        BalancerError: no sample, an unknown reduction, or an alignment below 1.
-    """
-    if not samples:
-        raise BalancerError("a micro-batch needs at least one sample; empty cells of a plan are not collated")
-    if loss_reduction not in LOSS_REDUCTIONS:
-        raise BalancerError(f"loss_reduction={loss_reduction!r}: choose one of {', '.join(LOSS_REDUCTIONS)}")
-    if align_tokens < 1:
-        raise BalancerError(f"align_tokens={align_tokens}: at least 1")
-    lengths = [len(sample.tokens) for sample in samples]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    valid = int(starts[-1])
-    tail = -valid % align_tokens
-    bounds = [*starts.tolist(), valid + tail] if tail else starts.tolist()
-    weights = [_token_weights(sample.labels, loss_reduction) for sample in samples]
-    labels = _with_tail([sample.labels for sample in samples], tail, IGNORED_LABEL, np.int64)
-    loss_weights = _with_tail(weights, tail, 0.0, np.float64)
-    positions = np.concatenate([*(s.position_ids for s in samples), np.tile(np.arange(tail), (3, 1))], axis=1)
-    visual_index = np.concatenate([s.visual_index + start for s, start in zip(samples, starts[:-1], strict=True)])
-    return MicroBatch(
-        step=step,
-        microbatch=microbatch,
-        tokens=torch.from_numpy(_with_tail([s.tokens for s in samples], tail, Special.PAD, np.int64)),
-        labels=torch.from_numpy(labels),
-        loss_weights=torch.from_numpy(loss_weights),
-        position_ids=torch.from_numpy(positions.astype(np.int64)),
-        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-        max_seqlen=max(*lengths, tail),
-        visual_index=torch.from_numpy(visual_index.astype(np.int64)),
-        patches=torch.from_numpy(np.concatenate([s.patches for s in samples])),
-        grids=torch.from_numpy(np.concatenate([s.grids for s in samples]).astype(np.int64)),
-        sample_ids=torch.tensor([s.sample_id for s in samples], dtype=torch.int64),
-        num_valid_tokens=valid,
-        num_label_tokens=int((labels != IGNORED_LABEL).sum()),
-        weight_sum=float(loss_weights.sum()),
-        replaced=tuple(
-            Replaced(sample_id=s.sample_id, place=s.place, reason=s.replaced) for s in samples if s.replaced is not None
-        ),
-        num_conformed=sum(s.num_conformed for s in samples),
+    """Pack `samples` in order; arguments and errors are those of `pack_samples`."""
+    return MicroBatch.of(
+        pack_samples(
+            samples, step=step, microbatch=microbatch, loss_reduction=loss_reduction, align_tokens=align_tokens
+        )
     )
-
-
-def _token_weights(labels: np.ndarray, loss_reduction: str) -> np.ndarray:
-    learned = labels != IGNORED_LABEL
-    count = int(learned.sum())
-    weights = np.zeros(len(labels), dtype=np.float64)
-    if count:
-        weights[learned] = sample_weight(count, loss_reduction) / count
-    return weights
-
-
-def _with_tail(parts: Sequence[np.ndarray], tail: int, value: float, dtype: type) -> np.ndarray:
-    return np.concatenate([*parts, np.full(tail, value)]).astype(dtype)

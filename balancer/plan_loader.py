@@ -1,46 +1,36 @@
 """The trainer's loader: every step, the micro-batches that the plan gives to this rank.
 
-    PlanSequence --step--> StepPlan --members(dp_rank, m)--> ids --workers: fetch, decode, collate--> MicroBatch
+    PlanSequence --step--> StepPlan --members(dp_rank, m)--> ids --workers: fetch, decode, pack--> MicroBatch
 
-Workers receive one cell (rank, micro-batch) of a plan at a time and read only its samples. A worker's error is
-returned, not raised, so that the trainer can raise it on every rank at the same step boundary.
+Workers (`balancer.worker_pool`) receive one cell (rank, micro-batch) of a plan at a time and read only its samples. A
+worker's error is returned, not raised, so that the trainer can raise it on every rank at the same step boundary.
+
+A sample over its time, or one that ends two workers, arrives as a zero-loss stand-in of the planned shape: the plan
+stays what it is on all ranks. Price: whether that happens depends on time, so two runs may differ in which samples are
+replaced; each is recorded. With `num_workers=0` samples are loaded in this process, where nothing can end a call that
+hangs: `sample_timeout_s` needs workers.
 """
 
-import multiprocessing
-import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from types import TracebackType
 
-from torch.utils.data import DataLoader, Dataset, Sampler
+import torch
 
-from balancer.batch import MicroBatch, collate
-from balancer.errors import LostWorkerError, PlanError
+from balancer.batch import MicroBatch
+from balancer.errors import BalancerError, PlanError
+from balancer.packed_cell import PackedCell
 from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
-from dataloaders.estimators import TokenEstimator
-from dataloaders.index import CostIndex
-from dataloaders.sample import check_loadable, load_sample
-from dataloaders.source import SampleSource
+from balancer.sample_reader import SampleReader
+from balancer.worker_pool import Cell, Failed, WorkerPool
+from dataloaders.sample import check_loadable
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """Work for one worker: a non-empty cell of a plan."""
-
-    step: int
-    microbatch: int
-    sample_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An exception on its way from a worker to the step boundary."""
-
-    error: Exception
+__all__ = ["PlanLoader", "SampleReader", "StepBatches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,75 +50,10 @@ class StepBatches:
     data_wait_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleReader:
-    """What a worker needs to turn an id into a sample; pickled into every worker.
-
-    Attributes:
-        with_pixels: off on pipeline ranks that hold no encoder; their batches carry no patches.
-    """
-
-    source: SampleSource
-    index: CostIndex
-    estimator: TokenEstimator
-    train_on: str = "assistant"
-    apply_orientation: bool = True
-    loss_reduction: str = "token_mean"
-    align_tokens: int = 1
-    with_pixels: bool = True
-
-    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch: int = 0) -> MicroBatch:
-        """Load, decode and pack samples."""
-        samples = [
-            load_sample(
-                self.source,
-                self.index,
-                int(sample_id),
-                self.estimator,
-                train_on=self.train_on,
-                apply_orientation=self.apply_orientation,
-                with_pixels=self.with_pixels,
-            )
-            for sample_id in sample_ids
-        ]
-        return collate(
-            samples,
-            step=step,
-            microbatch=microbatch,
-            loss_reduction=self.loss_reduction,
-            align_tokens=self.align_tokens,
-        )
-
-
-class _CellDataset(Dataset[MicroBatch | _Failure]):
-    def __init__(self, reader: SampleReader) -> None:
-        self._reader = reader
-
-    def __getitem__(self, cell: Any) -> MicroBatch | _Failure:
-        try:
-            return self._reader.read(cell.sample_ids, step=cell.step, microbatch=cell.microbatch)
-        except Exception as error:  # carried to the step boundary, where every rank raises it
-            return _Failure(error)
-
-
-def _end_with_parent(worker: int) -> None:
-    """Let a worker end when the training process is gone, however it went.
-
-    torch's own watchdog asks for the parent process, which under a fork server is the server; that one lives as long
-    as its workers do, so after a kill -9 of the trainer both would wait for ever.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent,), name="end-with-parent", daemon=True).start()
-
-
-def _exit_after(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)
-
-
 class PlanLoader:
     """Micro-batches of one DP rank, step by step.
+
+    Each iteration has workers of its own, which end with it, however it ends; `close` ends them as well.
 
     Args:
         reader: how samples become micro-batches.
@@ -136,9 +61,12 @@ class PlanLoader:
         dp_rank: whose cells to read.
         steps: which steps, in order; a resumed run starts its range where it stopped, nothing before is opened.
         num_workers: decoding processes; 0 decodes in this one.
+        pin_memory: copy batches to page-locked memory.
+        sample_timeout_s, recycle_after: see `WorkerPool`; without workers they have no effect.
 
     Raises:
         DataError: samples of the reader's model can be costed, but not loaded.
+        BalancerError: an option out of range, or a reader with a `read` of its own in workers, which would not call it.
     """
 
     def __init__(
@@ -150,26 +78,27 @@ class PlanLoader:
         steps: range,
         num_workers: int = 0,
         pin_memory: bool = False,
+        sample_timeout_s: float | None = None,
+        recycle_after: int | None = None,
     ) -> None:
         check_loadable(reader.estimator, reader.index)
+        if num_workers < 0:
+            raise BalancerError(f"num_workers={num_workers}: 0 or more")
+        if num_workers and type(reader).read is not SampleReader.read:
+            raise BalancerError(
+                f"{type(reader).__name__} has a read() of its own, which workers do not call: override load() or "
+                f"pack(), or pass num_workers=0"
+            )
         self._reader, self._plans, self._dp_rank, self._steps = reader, plans, dp_rank, steps
-        # Forked workers would inherit threads and open decoders; a fork server starts clean.
-        self._loader: DataLoader[MicroBatch | _Failure] = DataLoader(
-            _CellDataset(reader),
-            batch_size=None,
-            sampler=cast("Sampler[int]", _Cells(self)),
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            multiprocessing_context="forkserver" if num_workers else None,
-            worker_init_fn=_end_with_parent if num_workers else None,
-            prefetch_factor=4 if num_workers else None,
-        )
+        self._num_workers, self._pin_memory = num_workers, pin_memory
+        self._sample_timeout_s, self._recycle_after = sample_timeout_s, recycle_after
+        self._pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """Number of steps."""
         return len(self._steps)
 
-    def cells(self) -> Iterator[_Cell]:
+    def cells(self) -> Iterator[Cell]:
         """The non-empty cells of this rank in the order they are run."""
         for step in self._steps:
             try:
@@ -179,50 +108,93 @@ class PlanLoader:
             for microbatch in range(plan.num_microbatches):
                 members = plan.members(self._dp_rank, microbatch)
                 if len(members):
-                    yield _Cell(step=step, microbatch=microbatch, sample_ids=tuple(members.tolist()))
+                    yield Cell(step=step, microbatch=microbatch, sample_ids=tuple(members.tolist()))
 
     def __iter__(self) -> Iterator[StepBatches]:
-        batches = iter(self._loader)
-        for step in self._steps:
-            plan = self._plans.plan(step)
-            start = time.perf_counter()
-            microbatches: list[MicroBatch | None] = []
-            error: Exception | None = None
-            for microbatch in range(plan.num_microbatches):
-                if not len(plan.members(self._dp_rank, microbatch)):
-                    microbatches.append(None)
-                    continue
-                loaded = _next(batches)
-                if isinstance(loaded, _Failure):
-                    error = error or loaded.error
-                    microbatches.append(None)
-                else:
-                    microbatches.append(loaded)
-            yield StepBatches(
-                plan=plan,
-                microbatches=tuple(microbatches),
-                error=error,
-                data_wait_ms=(time.perf_counter() - start) * 1e3,
-            )
+        with ExitStack() as stack:
+            loaded = self._in_workers(stack) if self._num_workers else self._here()
+            stack.callback(loaded.close)
+            for step in self._steps:
+                plan = self._plans.plan(step)
+                start = time.perf_counter()
+                microbatches: list[MicroBatch | None] = []
+                error: Exception | None = None
+                for microbatch in range(plan.num_microbatches):
+                    if not len(plan.members(self._dp_rank, microbatch)):
+                        microbatches.append(None)
+                        continue
+                    batch = next(loaded)
+                    if isinstance(batch, Failed):
+                        error = error or batch.error
+                    microbatches.append(None if isinstance(batch, Failed) else batch)
+                yield StepBatches(
+                    plan=plan,
+                    microbatches=tuple(microbatches),
+                    error=error,
+                    data_wait_ms=(time.perf_counter() - start) * 1e3,
+                )
 
+    def close(self) -> None:
+        """End the workers of all iterations under way."""
+        for pool in list(self._pools):
+            pool.close()
 
-def _next(batches: Iterator[MicroBatch | _Failure]) -> MicroBatch | _Failure:
-    try:
-        return next(batches)
-    except Exception as error:  # a worker that was killed, or a batch that did not survive its way here
-        lost = LostWorkerError(
-            f"a decoding process was lost ({type(error).__name__}: {error}). The system ends one when memory runs out: "
-            f"lower --num-workers, or see the system's log"
+    def __enter__(self) -> "PlanLoader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _here(self) -> Generator[MicroBatch | Failed, None, None]:
+        """Batches loaded in this process; the source hears of one cell in advance."""
+        for number, (cell, following) in enumerate(_with_next(self.cells())):
+            for ahead in (cell, following) if number == 0 else (following,):
+                if ahead is not None:
+                    with suppress(Exception):  # a hint: reading says what is wrong
+                        self._reader.prefetch(ahead.sample_ids)
+            try:
+                batch = self._reader.read(cell.sample_ids, step=cell.step, microbatch=cell.microbatch)
+                yield batch.pin_memory() if self._pin_memory else batch
+            except Exception as error:  # carried to the step boundary, where every rank raises it
+                yield Failed(number, error)
+
+    def _in_workers(self, stack: ExitStack) -> Generator[MicroBatch | Failed, None, None]:
+        """Batches loaded by a pool, which `stack` ends."""
+        pinning = stack.enter_context(_pinning_thread()) if self._pin_memory else None
+
+        def arrived(cell: PackedCell) -> MicroBatch | Future[MicroBatch]:
+            batch = MicroBatch.of(cell)
+            return batch if pinning is None else pinning.submit(batch.pin_memory)
+
+        pool = WorkerPool(
+            self._reader,
+            num_workers=self._num_workers,
+            sample_timeout_s=self._sample_timeout_s,
+            recycle_after=self._recycle_after,
+            arrived=arrived,
         )
-        lost.__cause__ = error
-        return _Failure(lost)
+        self._pools.add(stack.enter_context(pool))
+        for result in pool.run(self.cells()):
+            if isinstance(result, Failed):
+                yield result
+            else:
+                yield result.value.result() if isinstance(result.value, Future) else result.value
 
 
-class _Cells:
-    """The sampler side of `PlanLoader`: restartable, planned lazily."""
+def _with_next(cells: Iterator[Cell]) -> Iterator[tuple[Cell, Cell | None]]:
+    cell = next(cells, None)
+    while cell is not None:
+        following = next(cells, None)
+        yield cell, following
+        cell = following
 
-    def __init__(self, loader: PlanLoader) -> None:
-        self._owner = loader
 
-    def __iter__(self) -> Iterator[_Cell]:
-        return self._owner.cells()
+def _pinning_thread() -> ThreadPoolExecutor:
+    """A thread that copies batches to page-locked memory while the trainer computes, for the trainer's own device."""
+    if not torch.cuda.is_available():
+        return ThreadPoolExecutor(1, "pin-memory")
+    return ThreadPoolExecutor(
+        1, "pin-memory", initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)
+    )

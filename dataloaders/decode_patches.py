@@ -3,10 +3,11 @@
     frames uint8 [F, H, W, 3] --pad to t * T--normalise--cut--> patches float32 [t * h * w, 3 * T * p * p]
 
 Rows run over t, then over merge blocks (h/m, w/m), then inside a block (m, m); columns over channel, frame in the
-temporal patch, row and column of the patch: the order of Qwen2VLImageProcessor of transformers, bit for bit.
+temporal patch, row and column of the patch: the order of Qwen2VLImageProcessor of transformers, bit for bit. Patches
+may be written to memory of the caller's (`out`): fresh pages cost more than filling them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloaders.counts import MediaKind
+
+# (num_patches, patch_dim) -> memory for patches, contiguous, not filled
+Allocate = Callable[[int, int], NDArray[np.float32]]
 
 
 class _PixelSource(Protocol):
@@ -104,11 +108,14 @@ class Conformed:
         frames_repeated: sampled frames that the stream did not hold; its last good frame stands there.
         resized: the pixels have another size than the index saw; they were resized to the planned grid.
         bad_packets: packets that did not decode and were passed over.
+        fallback: the decoder that was asked for and why it could not: PyAV decoded instead. Nothing was conformed by
+            that, so it does not make a report true.
     """
 
     frames_repeated: int = 0
     resized: bool = False
     bad_packets: int = 0
+    fallback: str = ""
 
     def __bool__(self) -> bool:
         """Whether anything had to be conformed."""
@@ -131,37 +138,74 @@ def differs(item: PlannedItem, width_px: int, height_px: int) -> bool:
     return min(seen) > 0 and seen != (width_px, height_px)
 
 
+def new_patches(num_patches: int, patch_dim: int) -> NDArray[np.float32]:
+    """Memory for patches, float32 [num_patches, patch_dim], not filled yet."""
+    return np.empty((num_patches, patch_dim), dtype=np.float32)
+
+
 def cut_patches(
-    frames: Sequence[NDArray[np.uint8]], grid: tuple[int, int, int], pixels: PixelConfig
+    frames: Sequence[NDArray[np.uint8]],
+    grid: tuple[int, int, int],
+    pixels: PixelConfig,
+    *,
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Cut resized frames into normalised patches.
 
     Args:
         frames: at least one uint8 [h * p, w * p, 3]; the last is repeated up to t * temporal_patch, more are cut off.
         grid: (t, h, w) in patches; h and w are multiples of `pixels.merge`.
+        out: where to write the patches, contiguous; None: an array of its own.
 
     Returns:
         float32 [t * h * w, patch_dim].
     """
     (grid_t, grid_h, grid_w), merge, patch, depth = grid, pixels.merge, pixels.patch_px, pixels.temporal_patch
+    shape = (grid_t * grid_h * grid_w, pixels.patch_dim)
     if grid_h % merge or grid_w % merge:
         raise ValueError(f"grid {grid}: h and w must be multiples of merge={merge}")
-    table = _normalised(pixels)
-    out = np.empty((grid_t, grid_h // merge, grid_w // merge, merge, merge, 3, depth, patch, patch), dtype=np.float32)
-    for index in range(grid_t * depth):
-        frame = frames[min(index, len(frames) - 1)]
+    if out is None:
+        out = new_patches(*shape)
+    elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(f"out of {out.dtype} {out.shape}: contiguous float32 {shape} is needed")
+    # Copied in whole rows of a patch and in whole patches of a channel, each as one opaque item.
+    rows = out.view(_opaque(patch)).reshape(grid_t, grid_h // merge, grid_w // merge, merge, merge, 3, depth, patch)
+    squares = out.view(_opaque(patch * patch)).reshape(grid_t, grid_h // merge, grid_w * merge, 3, depth)
+    used = frames[: grid_t * depth]
+    for index, frame in enumerate(used):
         if frame.shape != (grid_h * patch, grid_w * patch, 3):
             raise ValueError(f"frame of shape {frame.shape} for grid {grid} with patch_px={patch}")
-        # axes: (h/m, m, p, w/m, m, p, C) -> (h/m, w/m, m, m, C, p, p)
-        cut = frame.reshape(grid_h // merge, merge, patch, grid_w // merge, merge, patch, 3)
-        cut = cut.transpose(0, 3, 1, 4, 6, 2, 5)
-        for channel in range(3):
-            out[index // depth, ..., channel, index % depth, :, :] = table[channel][cut[..., channel, :, :]]
-    return out.reshape(grid_t * grid_h * grid_w, pixels.patch_dim)
+        t, slot = divmod(index, depth)
+        end = slot + 1 if index + 1 < len(used) else depth
+        _cut_frame(frame, rows[t, ..., slot, :], squares[t, ..., slot:end], pixels)
+    squares[t + 1 :] = squares[t, ..., -1:]
+    return out
 
 
-def _normalised(pixels: PixelConfig) -> NDArray[np.float32]:
-    """float32 [3, 256]: the normalised value of every byte, rounded as transformers rounds it."""
-    scaled = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
-    mean, std = np.array(pixels.mean, dtype=np.float32), np.array(pixels.std, dtype=np.float32)
-    return np.asarray((scaled[None, :] - mean[:, None]) / std[:, None], dtype=np.float32)
+def _cut_frame(frame: NDArray[np.uint8], rows: np.ndarray, squares: np.ndarray, pixels: PixelConfig) -> None:
+    """Cut one frame a row of merge blocks at a time: so much stays in the cache.
+
+    Args:
+        rows: [h/m, w/m, m, m, C, p], rows of patches that the frame fills.
+        squares: [h/m, w * m, C, n], its patches; the first are those of `rows`, the others become equal to them.
+    """
+    height = pixels.merge * pixels.patch_px
+    mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in (pixels.mean, pixels.std))
+    strip = np.empty((3, height, frame.shape[1]), dtype=np.float32)
+    # axes: (C, m * p, w * p) -> (C, m, p, w/m, m) -> (w/m, m, m, C, p), of items of p pixels
+    cut = strip.view(_opaque(pixels.patch_px)).reshape(3, pixels.merge, pixels.patch_px, -1, pixels.merge)
+    cut = cut.transpose(3, 1, 4, 0, 2)
+    for block, (block_rows, block_squares) in enumerate(zip(rows, squares, strict=True)):
+        # axes: height, width, channel -> channel, height, width
+        planes = np.ascontiguousarray(frame[block * height : (block + 1) * height].transpose(2, 0, 1))
+        # For every byte this is what transformers computes, which scales in float64 and rounds to float32.
+        np.divide(planes, np.float32(255), out=strip, dtype=np.float32)
+        np.subtract(strip, mean, out=strip)
+        np.divide(strip, std, out=strip)
+        block_rows[...] = cut
+        block_squares[..., 1:] = block_squares[..., :1]
+
+
+def _opaque(num_floats: int) -> np.dtype:
+    """An item of so many float32, which is only copied."""
+    return np.dtype((np.void, 4 * num_floats))

@@ -6,6 +6,9 @@
 The plan wins (law 6). Media that differ from their header are conformed by the decoder and reported; media that do not
 decode are replaced: the sample keeps its shape, with pixels of zero and without labels, and says why in `replaced`.
 A shard that cannot be read raises: a replacement would hide that everything behind it is lost.
+
+A sample that cannot even be tried (its loading takes for ever, or ends the process) is `stand_in_sample`: the planned
+shape from the index alone. Price: its tokens are padding and its positions plain, which nothing can learn from.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from dataloaders.chat import IGNORED_LABEL, EncodedSample
 from dataloaders.counts import MediaKind
-from dataloaders.decode import Conformed, PixelConfig, PlannedItem, decode_media, stand_in
+from dataloaders.decode import Allocate, Conformed, PixelConfig, PlannedItem, decode_media, new_patches
 from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import DataError, IndexFormatError, MediaError
 from dataloaders.estimators.base import PatchEstimator, TokenEstimator
@@ -26,6 +29,7 @@ from dataloaders.positions import mrope_positions
 from dataloaders.probe import ProbeLimits
 from dataloaders.record import Record
 from dataloaders.source import SampleSource
+from dataloaders.tokenizer import Special
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,12 +75,16 @@ def load_sample(
     apply_orientation: bool = True,
     with_pixels: bool = True,
     limits: ProbeLimits | None = None,
+    video_decoder: str = "auto",
+    allocate: Allocate = new_patches,
 ) -> LoadedSample:
     """Load sample `sample_id` in its planned shape.
 
     Args:
         train_on, encoder, apply_orientation, limits: as in the scan that made `index`.
         with_pixels: False reads and decodes no media; bad media then go unnoticed here.
+        video_decoder: see `dataloaders.decode.decode_media`.
+        allocate: (P, patch_dim) -> memory for the patches, contiguous float32; called once.
 
     Raises:
         IndexFormatError: the index is of another source, or the sample is unusable and was planned nevertheless.
@@ -92,11 +100,20 @@ def load_sample(
     items = planned_items(index, sample_id, estimator)
     grids = np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3)
     pixels = PixelConfig.of(estimator)
-    patches, replaced = np.zeros((0, pixels.patch_dim), dtype=np.float32), None
+    patches = allocate(sum(item.num_patches for item in items) if with_pixels else 0, pixels.patch_dim)
     conformed: tuple[Conformed, ...] = ()
+    replaced = None
     if with_pixels:
-        patches, conformed, replaced = _decode_all(
-            source, sample_id, record, items, pixels=pixels, apply_orientation=apply_orientation, limits=limits
+        conformed, replaced = _decode_all(
+            source,
+            sample_id,
+            record,
+            items,
+            patches,
+            pixels=pixels,
+            apply_orientation=apply_orientation,
+            limits=limits,
+            video_decoder=video_decoder,
         )
         clamped = index.items["clamped"][rows.start : rows.stop]
         conformed = tuple(map(_unexpected, conformed, clamped))
@@ -117,6 +134,47 @@ def load_sample(
         grids=grids,
         replaced=replaced,
         conformed=conformed,
+    )
+
+
+def stand_in_sample(
+    index: CostIndex,
+    sample_id: int,
+    estimator: TokenEstimator,
+    *,
+    place: str,
+    reason: str,
+    with_pixels: bool = True,
+    allocate: Allocate = new_patches,
+) -> LoadedSample:
+    """A sample of the planned shape that teaches nothing and needs no byte of the data.
+
+    Tokens are padding, labels -100, patches zero; the first V positions receive the visual embeddings; positions count
+    up on all three axes.
+
+    Args:
+        place: where the sample lies, for the record of replaced samples.
+        reason: why it is replaced, `code: text`.
+        with_pixels, allocate: as in `load_sample`.
+
+    Raises:
+        DataError: samples of this model can be costed, not loaded, see `check_loadable`.
+    """
+    estimator = check_loadable(estimator)
+    length, num_visual = (int(index.samples[name][sample_id]) for name in ("llm_tokens", "visual_tokens"))
+    items, pixels = planned_items(index, sample_id, estimator), PixelConfig.of(estimator)
+    patches = allocate(sum(item.num_patches for item in items) if with_pixels else 0, pixels.patch_dim)
+    patches[...] = 0.0
+    return LoadedSample(
+        sample_id=sample_id,
+        place=place,
+        tokens=np.full(length, Special.PAD, dtype=np.int32),
+        labels=np.full(length, IGNORED_LABEL, dtype=np.int32),
+        position_ids=np.tile(np.arange(length, dtype=np.int64), (3, 1)),
+        visual_index=np.arange(num_visual, dtype=np.int64),
+        patches=patches,
+        grids=np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3),
+        replaced=reason,
     )
 
 
@@ -190,33 +248,35 @@ def _decode_all(
     sample_id: int,
     record: Record,
     items: Sequence[PlannedItem],
+    patches: NDArray[np.float32],
     *,
     pixels: PixelConfig,
     apply_orientation: bool,
     limits: ProbeLimits | None,
-) -> tuple[NDArray[np.float32], tuple[Conformed, ...], str | None]:
-    """(patches [P, patch_dim], reports, reason for a replacement)."""
-    patches = np.zeros((sum(item.num_patches for item in items), pixels.patch_dim), dtype=np.float32)
+    video_decoder: str,
+) -> tuple[tuple[Conformed, ...], str | None]:
+    """Fill `patches` [P, patch_dim]; (reports, reason for a replacement)."""
     reports: list[Conformed] = []
-    start = 0
+    at = 0
     for j, item in enumerate(items):
         place = f"{record.place}, member {record.media[j].member}"
         try:
-            decoded, report = decode_media(
+            _, report = decode_media(
                 source.media_bytes(sample_id, j),
                 item,
                 apply_orientation=apply_orientation,
                 pixels=pixels,
                 limits=limits,
                 place=place,
+                decoder=video_decoder,
+                out=patches[at : at + item.num_patches],
             )
         except MediaError as error:
-            zeros = [stand_in(item, pixels=pixels) for item in items]
-            return np.concatenate(zeros), (), f"{error.reason}: {error.cause} at {error.place or place}"
-        patches[start : start + item.num_patches] = decoded
+            patches[...] = 0.0
+            return (), f"{error.reason}: {error.cause} at {error.place or place}"
         reports.append(report)
-        start += item.num_patches
-    return patches, tuple(reports), None
+        at += item.num_patches
+    return tuple(reports), None
 
 
 def _unexpected(report: Conformed, clamped: int) -> Conformed:

@@ -1,9 +1,14 @@
 """The trainer's loader: what the plan says is what arrives, nothing else is opened, and errors travel as values."""
 
 import dataclasses
+import gc
+import itertools
+import os
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 from balancer.batch import MicroBatch  # noqa: E402
 from balancer.cost_model import CostModel  # noqa: E402
-from balancer.errors import PlanError  # noqa: E402
+from balancer.errors import BalancerError, PlanError  # noqa: E402
 from balancer.layout import Layout  # noqa: E402
 from balancer.plan import Capacities  # noqa: E402
 from balancer.plan_loader import PlanLoader, SampleReader, StepBatches  # noqa: E402
@@ -60,6 +65,46 @@ def plans(index: CostIndex, plain_model: PlainModel) -> PlanSequence:
         capacities=Capacities(tokens=150),
         seed=1,
     )
+
+
+# A module of its own, which workers can find: a source whose disk hangs or which ends the process that reads.
+ODD_SOURCE = """
+import os, time
+
+class OddSource:
+    def __init__(self, source, hangs=(), kills=()):
+        self.source, self.fingerprint, self.hangs, self.kills = source, source.fingerprint, hangs, kills
+
+    def __len__(self):
+        return len(self.source)
+
+    def record(self, i):
+        return self.source.record(i)
+
+    def media_reader(self, i, j):
+        raise AssertionError("training probes no header")
+
+    def media_bytes(self, i, j):
+        if i in self.hangs:
+            time.sleep(60)
+        if i in self.kills:
+            os._exit(3)
+        return self.source.media_bytes(i, j)
+
+    def place(self, i):
+        return self.source.place(i)
+"""
+
+
+@pytest.fixture(scope="module")
+def odd_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SampleSource]]:
+    folder = tmp_path_factory.mktemp("odd")
+    (folder / "odd_source_of_this_test.py").write_text(ODD_SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        import odd_source_of_this_test  # type: ignore[import-not-found]
+
+        yield odd_source_of_this_test.OddSource
 
 
 class Watched:
@@ -239,3 +284,166 @@ def test_packs_are_aligned_and_weighted_as_the_reader_says(source: TarSource, in
     assert batch.tokens.numel() % 64 == 0
     assert batch.weight_sum == pytest.approx(2.0)
     assert (batch.step, batch.microbatch) == (2, 1)
+
+
+# --- workers that hang or die
+
+
+def test_vd08_a_read_of_a_minute_costs_its_budget_and_one_sample_of_its_step(
+    source: TarSource,
+    index: CostIndex,
+    reader: SampleReader,
+    plans: PlanSequence,
+    odd_source: Callable[..., SampleSource],
+) -> None:
+    slow = int(next(i for i in plans.sample_ids(0) if index.samples["num_items"][i]))
+    rank = int(plans.plan(0).dp_rank[plans.sample_ids(0).tolist().index(slow)])
+    odd = dataclasses.replace(reader, source=odd_source(source, hangs=(slow,)))
+    start = time.monotonic()
+    steps = list(PlanLoader(odd, plans, dp_rank=rank, steps=range(1), num_workers=1, sample_timeout_s=1.0))
+    assert time.monotonic() - start < 45, "the read itself takes a minute"
+    assert [step.error for step in steps] == [None]
+    assert steps[0].plan.digest == plans.plan(0).digest, "the plan stays what the other ranks have"
+    whole = list(PlanLoader(reader, plans, dp_rank=rank, steps=range(1)))
+    replaced = []
+    for late, good in zip(flat(steps), flat(whole), strict=True):
+        if late is None or good is None:
+            assert late is good
+            continue
+        for field in dataclasses.fields(late):
+            if isinstance(value := getattr(late, field.name), torch.Tensor):
+                assert value.shape == getattr(good, field.name).shape, field.name
+        for slot, (begin, end) in enumerate(itertools.pairwise(late.cu_seqlens.tolist())):
+            if late.sample_ids[slot] == slow:
+                assert (late.labels[begin:end] == -100).all()
+                assert not late.loss_weights[begin:end].any()
+            else:
+                assert torch.equal(late.labels[begin:end], good.labels[begin:end])
+                assert torch.equal(late.tokens[begin:end], good.tokens[begin:end])
+        replaced += late.replaced
+    (item,) = replaced
+    assert (item.sample_id, item.place) == (slow, source.place(slow))
+    assert item.reason.startswith("timeout: not loaded within 1 s by loader worker 0 (pid ")
+    assert source.place(slow) in item.reason
+
+
+def test_a_sample_that_ends_the_process_is_replaced_and_all_others_arrive(
+    source: TarSource,
+    index: CostIndex,
+    reader: SampleReader,
+    plans: PlanSequence,
+    odd_source: Callable[..., SampleSource],
+) -> None:
+    odd = dataclasses.replace(reader, source=odd_source(source, kills=(1,)))
+    replaced, seen = [], []
+    fatal = {
+        int(plans.plan(step).dp_rank[plans.sample_ids(step).tolist().index(1)])
+        for step in range(2)
+        if 1 in plans.sample_ids(step)
+    }
+    for rank in range(2):
+        num_workers = 1 if rank in fatal else 0  # in this process, reading it would end the test
+        for step in PlanLoader(odd, plans, dp_rank=rank, steps=range(2), num_workers=num_workers):
+            assert step.error is None
+            for batch in step.microbatches:
+                if batch is not None:
+                    seen += batch.sample_ids.tolist()
+                    replaced += batch.replaced
+    assert sorted(seen) == list(range(6))
+    assert [item.sample_id for item in replaced] == [1]
+    assert replaced[0].reason.startswith("lost_worker: worker died while loading it twice (exit code 3)")
+
+
+# --- what does not depend on the workers
+
+
+def test_du05_the_length_is_that_of_the_plan_whatever_the_workers(reader: SampleReader, plans: PlanSequence) -> None:
+    loaders = [PlanLoader(reader, plans, dp_rank=0, steps=range(7), num_workers=count) for count in (0, 1, 16)]
+    assert [len(loader) for loader in loaders] == [7, 7, 7]
+
+
+@pytest.mark.parametrize(("num_workers", "recycle_after"), [(3, None), (1, 3)])
+def test_batches_are_the_same_with_any_number_of_workers(
+    reader: SampleReader, plans: PlanSequence, num_workers: int, recycle_after: int | None
+) -> None:
+    here = flat(list(PlanLoader(reader, plans, dp_rank=0, steps=range(4))))
+    assert sum(batch is not None for batch in here) > 3
+    options: dict[str, Any] = {"num_workers": num_workers, "recycle_after": recycle_after}
+    there = flat(list(PlanLoader(reader, plans, dp_rank=0, steps=range(4), **options)))
+    assert len(here) == len(there)
+    for one, other in zip(here, there, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            for field in dataclasses.fields(one):
+                a, b = getattr(one, field.name), getattr(other, field.name)
+                assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
+
+
+def test_du13_every_medium_is_read_once_over_all_ranks(
+    source: TarSource, index: CostIndex, plans: PlanSequence
+) -> None:
+    watched = Watched(source)
+    for rank in range(2):
+        reader = SampleReader(source=watched, index=index, estimator=ESTIMATOR)
+        list(PlanLoader(reader, plans, dp_rank=rank, steps=range(plans.steps_per_epoch)))
+    assert watched.records == Counter(range(6))
+    assert watched.media == Counter({i: int(index.samples["num_items"][i]) for i in range(1, 6)})
+
+
+def test_a_source_hears_of_each_cell_once_and_one_ahead(
+    source: TarSource, index: CostIndex, plans: PlanSequence
+) -> None:
+    class Foreseeing(Watched):
+        told: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
+
+        def prefetch(self, ids: Any, *, media: bool = True) -> None:
+            self.told += ((tuple(ids), media, sum(self.records.values())),)
+
+    source_ = Foreseeing(source)
+    loader = PlanLoader(
+        SampleReader(source=source_, index=index, estimator=ESTIMATOR, with_pixels=False),
+        plans,
+        dp_rank=0,
+        steps=range(4),
+    )
+    list(loader)
+    cells = [cell.sample_ids for cell in loader.cells()]
+    assert [ids for ids, _, _ in source_.told] == cells
+    assert {media for _, media, _ in source_.told} == {False}
+    read_before = [0, *itertools.accumulate(len(ids) for ids in cells)]
+    assert [count for _, _, count in source_.told][1:] == read_before[: len(cells) - 1]
+
+
+# --- ends
+
+
+def test_workers_end_with_an_iteration_given_up_and_with_the_loader(reader: SampleReader, plans: PlanSequence) -> None:
+    def children() -> list[str]:
+        return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+    loader = PlanLoader(reader, plans, dp_rank=0, steps=range(100), num_workers=1)
+    steps = iter(loader)
+    next(steps)
+    assert len(children()) == 1
+    del steps
+    gc.collect()
+    assert children() == []
+    with loader:
+        steps = iter(loader)
+        next(steps)
+    assert children() == []
+    with pytest.raises(BalancerError, match="was closed while it was being iterated over"):
+        list(steps)
+
+
+def test_a_reader_that_reads_in_its_own_way_is_refused_in_workers(reader: SampleReader, plans: PlanSequence) -> None:
+    class Own(SampleReader):
+        def read(self, *arguments: Any, **options: Any) -> MicroBatch:
+            return SampleReader.read(self, *arguments, **options)
+
+    own = Own(**{field.name: getattr(reader, field.name) for field in dataclasses.fields(reader)})
+    assert len(list(PlanLoader(own, plans, dp_rank=0, steps=range(1)))) == 1
+    with pytest.raises(BalancerError, match=r"Own has a read\(\) of its own.*num_workers=0"):
+        PlanLoader(own, plans, dp_rank=0, steps=range(1), num_workers=1)
+    with pytest.raises(BalancerError, match="num_workers=-1"):
+        PlanLoader(reader, plans, dp_rank=0, steps=range(1), num_workers=-1)

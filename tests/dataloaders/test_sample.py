@@ -20,7 +20,7 @@ from dataloaders.index import Confidence, CostIndex, write_index
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
 from dataloaders.rough_encoder import RoughEncoder
-from dataloaders.sample import LoadedSample, check_loadable, load_sample, planned_items
+from dataloaders.sample import LoadedSample, check_loadable, load_sample, planned_items, stand_in_sample
 from dataloaders.scan import scan_source
 from dataloaders.source import SampleSource
 from dataloaders.tar_source import TarSource
@@ -139,6 +139,30 @@ def test_the_time_scale_of_the_model_s_config_is_used(source: TarSource, index: 
     faster = Qwen25VLEstimator(replace(ESTIMATOR.config, tokens_per_second=5))
     sample = load_sample(source, index, 3, faster)
     assert np.ptp(sample.position_ids[0, sample.visual_index]) == 5
+
+
+def test_patches_are_written_to_the_caller_s_memory_and_nowhere_else(source: TarSource, index: CostIndex) -> None:
+    made: list[np.ndarray] = []
+
+    def allocate(num_rows: int, width: int) -> np.ndarray:
+        made.append(np.full((num_rows, width), np.nan, dtype=np.float32))
+        return made[-1]
+
+    for i in range(len(source)):
+        own = load_sample(source, index, i, ESTIMATOR)
+        sample = load_sample(source, index, i, ESTIMATOR, allocate=allocate)
+        assert sample.patches is made[-1]
+        assert sample.patches.tobytes() == own.patches.tobytes()
+        zero = stand_in_sample(index, i, ESTIMATOR, place="", reason="timeout: ", allocate=allocate)
+        assert zero.patches is made[-1]
+        assert zero.patches.shape == own.patches.shape
+        assert not zero.patches.any()
+    assert len(made) == 2 * len(source)
+    broken = LyingSource(source, {(i, j): b"" for i in range(len(source)) for j in range(9)})
+    sample = load_sample(broken, index, 1, ESTIMATOR, allocate=allocate)
+    assert sample.replaced is not None
+    assert sample.patches is made[-1]
+    assert not sample.patches.any(), "nothing of what the memory held before is trained on"
 
 
 def test_a_text_sample_has_no_patches_but_all_shapes(source: TarSource, index: CostIndex) -> None:
@@ -314,3 +338,34 @@ def test_estimated_text_is_marked_and_not_trained_on(source: TarSource) -> None:
     assert (index.samples["confidence"] == Confidence.ESTIMATED).all()
     with pytest.raises(DataError, match="an encoder that estimates has no tokens to train on"):
         load_sample(source, index, 0, ESTIMATOR, encoder=RoughEncoder())
+
+
+# --- stand-ins without the data
+
+
+@given(i=st.integers(0, 5), with_pixels=st.booleans())
+def test_a_stand_in_has_the_shape_of_the_sample_and_teaches_nothing(
+    source: TarSource, index: CostIndex, i: int, with_pixels: bool
+) -> None:
+    real = load_sample(source, index, i, ESTIMATOR, with_pixels=with_pixels)
+    sample = stand_in_sample(
+        index, i, ESTIMATOR, place=source.place(i), reason="timeout: too slow", with_pixels=with_pixels
+    )
+    for name in ("tokens", "labels", "position_ids", "visual_index", "patches", "grids"):
+        one, other = getattr(sample, name), getattr(real, name)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), name
+    assert np.array_equal(sample.grids, real.grids)
+    assert (sample.labels == IGNORED_LABEL).all()
+    assert not sample.patches.any()
+    assert len(sample.visual_index) * ESTIMATOR.merge**2 == sample.grids.prod(axis=1).sum()
+    assert len(np.unique(sample.visual_index)) == len(sample.visual_index)
+    assert (sample.visual_index < len(sample.tokens)).all()
+    assert (sample.sample_id, sample.place, sample.replaced) == (i, source.place(i), "timeout: too slow")
+    assert sample.num_conformed == 0
+
+
+def test_the_decoder_of_videos_is_the_caller_s_choice(source: TarSource, index: CostIndex) -> None:
+    named = load_sample(source, index, 3, ESTIMATOR, video_decoder="pyav")
+    assert named.patches.shape == load_sample(source, index, 3, ESTIMATOR).patches.shape
+    with pytest.raises(DataError, match="slides"):
+        load_sample(source, index, 3, ESTIMATOR, video_decoder="slides")
