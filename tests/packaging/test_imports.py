@@ -18,7 +18,15 @@ sys.meta_path.insert(0, Refuse())
 """
 
 # The only modules outside `trainer` that may need torch.
-NEED_TORCH = frozenset({"balancer.batch", "balancer.loader", "balancer.plan_loader"})
+NEED_TORCH = frozenset(
+    {
+        "balancer.batch",
+        "balancer.exchange",
+        "balancer.loader",
+        "balancer.plan_loader",
+        "balancer.stream_loader",
+    }
+)
 # A yardstick of the benchmarks, which skip it where scipy is missing.
 NEED_SCIPY = frozenset({"tools.benchmarks.lp_bound"})
 
@@ -28,6 +36,7 @@ NETWORK_MODULES = frozenset(
         "aiohttp",
         "boto3",
         "botocore",
+        "fsspec",
         "ftplib",
         "grpc",
         "http",
@@ -107,8 +116,11 @@ def _reaches_network(name: str) -> bool:
     return name.partition(".")[0] in NETWORK_MODULES or name.startswith("urllib.request")
 
 
-def test_no_module_of_the_five_packages_imports_a_network_client(home: Path, five_packages: tuple[str, ...]) -> None:
+def test_only_remote_storage_imports_a_network_client(home: Path, five_packages: tuple[str, ...]) -> None:
+    # The storage layer reaches what the user names by URL; the range server of the benchmarks answers on this machine.
+    allowed = {home / "dataloaders" / "storage", home / "tools" / "benchmarks" / "range_server.py"}
     sources = [path for package in five_packages for path in (home / package).rglob("*.py")]
+    sources = [path for path in sources if not {path, path.parent} & allowed]
     assert len(sources) > 50
     found = [
         f"{path.relative_to(home)} imports {name}"

@@ -93,7 +93,7 @@ def test_the_metadata_says_what_a_user_must_know(wheel: zipfile.ZipFile) -> None
     assert metadata["Name"] == "mllm-balancer"
     assert metadata["Requires-Python"] == "<3.15,>=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"loader", "train", "analyze", "all", "test"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"loader", "train", "analyze", "remote", "all", "test"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
     assert len(str(metadata.get_payload())) > 500  # the README is its description
 
