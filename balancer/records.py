@@ -4,12 +4,16 @@ Steps are the trainer's global count of finished steps, from 1, also after a res
 of its own. `RecordWriter` keeps it so: resuming after step 1000 drops what a crashed run wrote beyond it, and the next
 record must be 1001.
 
+A resume that knows where the last record begins (a checkpoint keeps it) reads that record alone, however long the log
+is. Price: damage elsewhere is then not found by the resume, but by `read_records`.
+
 Numbers that are not known are NaN and become `null`; infinities become the strings "inf" and "-inf" (JSON has neither).
 """
 
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -183,6 +187,32 @@ def _read(path: Path) -> Iterator[tuple[StepRecord, int]]:
             ) from error
 
 
+def _num_kept(path: Path, finished_steps: int, last_record: int | None) -> int:
+    """Bytes of a log up to the record of `finished_steps`."""
+    end = None if last_record is None else _end_of_record(path, last_record, finished_steps)
+    if end is not None:
+        return end
+    return max((end for record, end in _read(path) if record.step <= finished_steps), default=0)
+
+
+def _end_of_record(path: Path, begin: int, step: int) -> int | None:
+    """Byte offset after the record of `step`; None where it does not begin at `begin`."""
+    if begin >= path.stat().st_size:
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, begin - 1))
+        if begin and file.read(1) != b"\n":
+            return None
+        line = file.readline()
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = StepRecord.from_json(line.decode("utf-8"))
+    except (RecordFormatError, UnicodeDecodeError):
+        return None
+    return begin + len(line) if record.step == step else None
+
+
 class RecordWriter:
     """Appends records to a log and keeps its steps gapless.
 
@@ -190,17 +220,24 @@ class RecordWriter:
         path: the log, created with its folder where missing.
         finished_steps: steps that the training has behind it (0 for a new run). Records beyond it come from a run
             that went on after its last checkpoint; they will be trained again and are cut off.
+        last_record: bytes before the record of `finished_steps`; one that does not fit the log costs a pass over all
+            of it, as None does.
+
+    Attributes:
+        last_record: bytes before the record that was written last; None before the first `write`.
+
+    Raises:
+        RecordFormatError: a pass over the log found a damaged line.
     """
 
-    def __init__(self, path: str | Path, *, finished_steps: int = 0) -> None:
+    def __init__(self, path: str | Path, *, finished_steps: int = 0, last_record: int | None = None) -> None:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._finished_steps = finished_steps
-        keep_bytes = 0
-        if self._path.exists():
-            keep_bytes = max((end for record, end in _read(self._path) if record.step <= finished_steps), default=0)
+        self._num_bytes = _num_kept(self._path, finished_steps, last_record) if self._path.exists() else 0
+        self.last_record: int | None = None
         self._file: IO[bytes] = self._path.open("ab")
-        self._file.truncate(keep_bytes)
+        self._file.truncate(self._num_bytes)
 
     def write(self, record: StepRecord) -> None:
         """Append one record and flush it.
@@ -213,9 +250,16 @@ class RecordWriter:
                 f"{self._path}: record of step {record.step} after {self._finished_steps} finished steps; "
                 f"expected step {self._finished_steps + 1} (records carry the training's global step)"
             )
-        self._file.write(record.to_json().encode("utf-8") + b"\n")
+        line = record.to_json().encode("utf-8") + b"\n"
+        self._file.write(line)
         self._file.flush()
         self._finished_steps = record.step
+        self.last_record, self._num_bytes = self._num_bytes, self._num_bytes + len(line)
+
+    def sync(self) -> None:
+        """Bring everything written to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -1,6 +1,7 @@
 """`balancer-analyze`: what a data set costs, what a run did, what balancing changed. Needs no torch.
 
     run       summary of a run's steps.jsonl
+    verify    proof that a run consumed every sample exactly once
     timeline  a step before and after balancing, as an SVG
     data      distributions of a data set or of its index, from headers alone
     index     the cost index of a data set, in parallel, resumable, on one machine or several
@@ -28,12 +29,13 @@ from balancer.printable import printable
 from dataloaders.errors import DataError
 from dataloaders.estimators import Preprocessing
 from dataloaders.index import CostIndex
-from tools import data_report, index_command, run_report, tokens_report
+from tools import data_report, index_command, run_report, tokens_report, verify_command
 from tools.compared_steps import choose_pair, read_pairs
 from tools.cost_plot import render_costs
 from tools.errors import AnalyzeError, UsageError
 from tools.index_command import Built, IndexCommand, MergeCommand
 from tools.model_folder import TextRule, TrainOn
+from tools.reach import reach
 from tools.timeline_svg import render_pair
 
 PROGRAM = "balancer-analyze"
@@ -46,6 +48,16 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCommand:
     """Summarise a training run: loss, step times, balance, fill, data wait, and every sample left out."""
+
+    run_folder: RunFolder
+    """Folder of a run, as given to balancer-train with --output."""
+    json: Switch = False
+    """Print one JSON object in place of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCommand:
+    """Prove from a run's ledger that every sample was consumed exactly once, across stops and changes of ranks."""
 
     run_folder: RunFolder
     """Folder of a run, as given to balancer-train with --output."""
@@ -69,21 +81,28 @@ class TimelineCommand:
 class DataCommand:
     """Count and measure the samples of a data set from headers alone, or of its index; no pixel is decoded."""
 
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX_OR_SHARDS")] = ()
-    """Folder of an index, or tar shards, braces expanded: 'shards-{000..003}.tar' (quote it)."""
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX_OR_DATA")] = ()
+    """Folder of an index; or tar shards, .jsonl, .json or .parquet files (of one kind), or a folder that datasets'
+    save_to_disk wrote; paths or URLs, braces and wildcards are expanded: 'shards-{000..003}.tar' (quote it)."""
     data: str | None = None
     """The same as an option."""
     model: Annotated[Path | None, tyro.conf.arg(aliases=["--processor"])] = None
-    """Model folder whose processor files give the token rule. None: that of the index; for shards, the published
+    """Model folder whose processor files give the token rule. None: that of the index; for data, the published
     Qwen2.5-VL settings."""
     text: TextRule = "auto"
-    """How the text of shards is counted: tokenizer and template of the folder, bytes, or roughly."""
+    """How the text of data is counted: tokenizer and template of the folder, bytes, or roughly."""
     train_on: TrainOn | None = None
-    """Turns whose tokens carry labels. None: that of the index; for shards, assistant turns."""
+    """Turns whose tokens carry labels. None: that of the index; for data, assistant turns."""
     preprocessing: Preprocessing | None = None
     """Library that resizes media before the processor. None: what users of the model family do by default."""
     apply_orientation: bool = True
     """Turn images as their EXIF orientation says before measuring."""
+    media_root: str | None = None
+    """Folder or URL that paths of media in the records start from. None: the folder of the file that names them. Not
+    for tars or an index."""
+    cache_dir: Path | None = None
+    """Folder that keeps ranges of remote files and the tables of members of tars. None: no ranges, and the tables in
+    the user's cache folder, where balancer-train looks for them."""
     plot: Path | None = None
     """Also draw the histograms as an SVG file; an existing one is replaced."""
     json: Switch = False
@@ -108,10 +127,11 @@ class TokensCommand:
     """Print one JSON object in place of the text."""
 
 
-Command = RunCommand | TimelineCommand | DataCommand | TokensCommand | IndexCommand | MergeCommand
+Command = RunCommand | VerifyCommand | TimelineCommand | DataCommand | TokensCommand | IndexCommand | MergeCommand
 
 COMMANDS: dict[str, Callable[..., object]] = {
     "run": RunCommand,
+    "verify": VerifyCommand,
     "timeline": TimelineCommand,
     "data": DataCommand,
     "tokens": TokensCommand,
@@ -168,6 +188,8 @@ def _execute(command: Command) -> None:
     match command:
         case RunCommand():
             _run(command)
+        case VerifyCommand():
+            _verify(command)
         case TimelineCommand():
             _timeline(command)
         case DataCommand():
@@ -189,6 +211,16 @@ def _run(command: RunCommand) -> None:
         run_report.print_report(report, _console())
 
 
+def _verify(command: VerifyCommand) -> None:
+    report = verify_command.verify_run(command.run_folder)
+    if command.json:
+        _write_json(report.to_dict())
+    else:
+        verify_command.print_report(report, _console())
+    if not report.holds:
+        raise AnalyzeError(f"the ledger of {command.run_folder} does not prove that every sample was consumed once.")
+
+
 def _timeline(command: TimelineCommand) -> None:
     pair = choose_pair(read_pairs(command.run_folder), command.step)
     _write_file(command.output, render_pair(pair), "--output")
@@ -199,7 +231,9 @@ def _timeline(command: TimelineCommand) -> None:
 def _data(command: DataCommand) -> None:
     sources = [*command.sources, *([] if command.data is None else [command.data])]
     if not sources or (command.sources and command.data is not None):
-        raise UsageError("name the folder of an index, or shards: balancer-analyze data 'shards-{000..003}.tar'")
+        raise UsageError("name the folder of an index, or data: balancer-analyze data 'shards-{000..003}.tar'")
+    of_index = len(sources) == 1 and data_report.is_index(sources[0])
+    reached = None if of_index else reach(command.cache_dir)
     with _progress("reading headers") as advance:
         report = data_report.report_on(
             sources,
@@ -208,6 +242,8 @@ def _data(command: DataCommand) -> None:
             train_on=command.train_on,
             preprocessing=command.preprocessing,
             apply_orientation=command.apply_orientation,
+            media_root=command.media_root,
+            reached=reached,
             progress=advance,
         )
     if command.plot is not None:

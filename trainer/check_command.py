@@ -28,8 +28,9 @@ from trainer.check_data import NUM_SAMPLES, CheckSource
 from trainer.comm import communicator, launched_world_size
 from trainer.config import CheckConfig
 from trainer.config_yaml import to_yaml
-from trainer.data import prepare, sample_reader, select
+from trainer.data import sample_reader, select, training_side
 from trainer.errors import CheckFailedError, ConfigError
+from trainer.mixture import mixture_selector
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
 from trainer.selftest import HEALTHY, PlantedBug, self_test
@@ -61,7 +62,8 @@ def run_check(config: CheckConfig) -> int:
 def build_subject(config: CheckConfig) -> CheckSubject:
     """The samples and the model to check: the user's first step, or the built-in set."""
     model = load_model_source(config.model)
-    if config.data is None:
+    selector = None
+    if not config.has_data:
         estimator = estimator_from_config(model.processor)
         source = CheckSource(seed=config.seed)
         index = scan_source(source, estimator, train_on=config.train_on, apply_orientation=config.apply_orientation)
@@ -69,7 +71,8 @@ def build_subject(config: CheckConfig) -> CheckSubject:
         batch_size = NUM_SAMPLES
     else:
         with progress_bars() as progress:
-            side = prepare(config, config.data, model.processor, progress=progress)
+            side = training_side(config, model.processor, progress=progress)
+        selector = mixture_selector(side, side.ids, config)
         batch_size = config.global_batch_size
     layout = Layout()
     # The number of micro-batches is what varies here, so packs may be as large as it asks for.
@@ -83,7 +86,8 @@ def build_subject(config: CheckConfig) -> CheckSubject:
         capacities=unlimited,
         schedule=config.schedule,
         seed=config.seed,
-        shuffle=config.data is not None,
+        shuffle=config.has_data,
+        selector=selector,
     )
     return CheckSubject(reader=sample_reader(side, config), plans=plans, model=model, seed=config.seed)
 

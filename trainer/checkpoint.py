@@ -114,7 +114,7 @@ def load_checkpoint(
             missing, unexpected, or of another shape or dtype.
     """
     with _agreement(comm, f"checkpoint {path} cannot be loaded"):
-        meta = _read_meta(path)
+        meta = read_meta(path)
         reader = dcp.FileSystemReader(path)
         stored = reader.read_metadata().state_dict_metadata
     known = {name for names in comm.gather(list(model)) for name in names}
@@ -144,7 +144,7 @@ def latest_complete(folder: Path) -> Path | None:
     """The complete checkpoint with the most finished steps; half-written and damaged ones are passed over."""
     for _, path in sorted(_numbered(folder), reverse=True):
         try:
-            _read_meta(path)
+            read_meta(path)
         except CheckpointError:
             continue
         return path
@@ -173,8 +173,12 @@ def _complete(draft: Path, final: Path, *, step: int, progress: Mapping[str, Any
     _sync(final.parent)
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    """meta.json of a complete checkpoint: all files are there with the size they were written with."""
+def read_meta(path: Path) -> dict[str, Any]:
+    """`step` and `progress` of a complete checkpoint: all files are there with the size they were written with.
+
+    Raises:
+        CheckpointError: it is not complete, damaged, or of another format version.
+    """
     try:
         meta = json.loads((path / _META).read_text(encoding="utf-8"))
         version, files = meta["format_version"], dict(meta["files"])

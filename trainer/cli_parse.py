@@ -29,7 +29,7 @@ Kind = Literal["fit", "check", "plan", "export"]
 PROGRAM = "balancer-train"
 CONFIGS: dict[Kind, type[Config]] = {"fit": FitConfig, "check": CheckConfig, "plan": PlanConfig, "export": ExportConfig}
 # Of these only one may be set; naming one on the command line drops the other one's value from the YAML file.
-ALTERNATIVES = {"epochs": "max_steps", "max_steps": "epochs"}
+ALTERNATIVES = {"epochs": "max_steps", "max_steps": "epochs", "data": "mixture", "mixture": "data"}
 HELP = ("-h", "--help")
 OVERVIEW = """\
 usage: balancer-train [fit|check|plan|export] [OPTIONS]

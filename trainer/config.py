@@ -30,6 +30,8 @@ Policy = Literal["lpt", "sequential", "length_grouped"]
 ScheduleName = Literal["1f1b", "gpipe"]
 LossReduction = Literal["token_mean", "sample_mean", "sqrt"]
 LRSchedule = Literal["cosine", "linear", "constant", "wsd"]
+VideoDecoderName = Literal["auto", "pyav", "decord", "torchcodec"]
+ShuffleName = Literal["full", "block", "none"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,12 @@ class DataOptions:
     model: str = "demo"
     """Model to build: a preset (demo: small enough for a CPU; check: tiny) or a folder with our config.json."""
     data: str | None = None
-    """Tar shards as path or brace pattern, e.g. 'shards-{000..015}.tar'. None: the demo corpus, built once."""
+    """Tar shards ('shards-{000..015}.tar'), JSON lines, Parquet, or a folder that datasets' save_to_disk wrote; paths
+    or URLs, with braces and wildcards. None: the demo corpus, built once."""
+    mixture: Path | None = None
+    """File that names several sources and how often each is drawn, see docs/mixtures.md; instead of --data."""
+    media_root: str | None = None
+    """Folder or URL that paths of media start from, where the data are no tars. None: the folder of the data."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     """Turns that carry labels: every assistant turn, the last assistant turn only, or all text."""
     apply_orientation: bool = True
@@ -53,20 +60,40 @@ class DataOptions:
     their samples as bad records, train on the nearest size or number of frames that it takes, or stop and list them."""
     oversize: Literal["error", "drop"] = "error"
     """Samples larger than one micro-batch: stop and list them all, or leave them out and count them."""
+    video_decoder: VideoDecoderName = "auto"
+    """Library that decodes videos; auto takes the healthiest one that is installed."""
     cache_dir: Path | None = None
-    """Folder for the demo corpus and cost indices. None: the user's cache folder."""
+    """Folder for the demo corpus, cost indices and tables of members. None: the user's cache folder."""
+    remote_cache: Path | None = None
+    """Folder on a local disk that keeps what was read from URLs, for all ranks and later runs. None: nothing is kept.
+    Credentials are those of the environment, or of fsspec's own configuration."""
+    remote_cache_gib: float = 64.0
+    """Largest size of remote_cache, in GiB."""
     seed: int = 0
     """Seed of the model's initial weights, the held-out share and the sample order (a non-negative integer)."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
         _at_least(self, 0, "seed", high=2**64 - 1)
+        _positive(self, "remote_cache_gib")
         if not self.model:
             raise ConfigError("model='' is empty. Give a preset (demo, check) or a folder that holds config.json.")
         if self.data is not None and not self.data.strip():
             raise ConfigError(
                 "data='' is empty. Give shards such as 'shards-{000..015}.tar', or leave it out for the demo."
             )
+        if self.mixture is not None and self.data is not None:
+            raise ConfigError(
+                f"data={self.data!r} and mixture={str(self.mixture)!r} are both given. Give one of them; a mixture "
+                f"names its data itself."
+            )
+        if self.mixture is not None and self.media_root is not None and getattr(self, "eval_data", None) is None:
+            raise ConfigError("media_root is not for a mixture: each of its parts may have a media_root of its own.")
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the user named data; otherwise there is a built-in set."""
+        return self.data is not None or self.mixture is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +146,11 @@ class StepOptions(PlacementOptions):
     """Shards for validation, written like --data. None: hold out eval_share of the samples instead."""
     eval_share: float = 0.1
     """Share of the samples held out for validation, drawn by seed (0 to below 1); not used with eval_data."""
+    shuffle: ShuffleName = "full"
+    """Order of an epoch: full permutes all samples; block permutes shards and mixes a window of them at a time, so that
+    a step reads few of them (object stores); none keeps the order of the data."""
+    shuffle_block_shards: int = 16
+    """With shuffle block: shards (of Parquet: row groups) that are mixed with each other."""
     epochs: float | None = None
     """Passes over the training samples; fractions allowed. Neither epochs nor max_steps: 1 epoch (demo corpus: 5)."""
     max_steps: int | None = None
@@ -127,7 +159,7 @@ class StepOptions(PlacementOptions):
     def __post_init__(self) -> None:
         PlacementOptions.__post_init__(self)
         _within(self, 0.0, 1.0, "eval_share", below_high=True)
-        _at_least(self, 1, "max_steps")
+        _at_least(self, 1, "max_steps", "shuffle_block_shards")
         if self.epochs is not None and self.max_steps is not None:
             raise ConfigError(
                 f"epochs={self.epochs:g} and max_steps={self.max_steps} are both given. Give the one that shall decide."
@@ -139,13 +171,13 @@ class StepOptions(PlacementOptions):
         """Steps of the run, known before step 1: max_steps, or the epochs rounded up to a whole step."""
         if self.max_steps is not None:
             return self.max_steps
-        default = DEMO_EPOCHS if self.data is None else DEFAULT_EPOCHS
+        default = DEFAULT_EPOCHS if self.has_data else DEMO_EPOCHS
         return max(1, math.ceil((self.epochs or default) * steps_per_epoch - 1e-9))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig(StepOptions):
-    """Train a model on tar shards, one plan per optimizer step."""
+    """Train a model on tars, JSON lines, Parquet, a saved dataset or a mixture, one plan per optimizer step."""
 
     output: Path | None = None
     """Run folder, made anew. None: the next free runs/NAME-NNN."""
@@ -173,8 +205,15 @@ class FitConfig(StepOptions):
     """Arithmetic of the model: bf16 means autocast on CUDA; weights and optimizer stay in fp32."""
     max_replaced: int = 0
     """Budget of samples whose media fail while decoding and train as zero-loss stand-ins; one more stops the run."""
+    max_replaced_consecutive: int | None = None
+    """Budget of steps in a row with a replaced sample: a disk or store that fails, not a bad file. None: no limit."""
+    max_skipped_consecutive: int = 100
+    """Budget of steps in a row without any label token, which change no weight; one more stops the run."""
     num_workers: int = 1
     """Decoding processes per rank; 0 decodes in the training process."""
+    sample_timeout_s: float | None = 120.0
+    """Longest time to read and decode one sample; then it is replaced, and so is the process that hangs. Needs
+    num_workers of 1 or more. None: no limit."""
     eval_interval_steps: int | None = None
     """Steps between validations. None: only after the last step."""
     checkpoint_interval_steps: int | None = None
@@ -188,9 +227,10 @@ class FitConfig(StepOptions):
 
     def __post_init__(self) -> None:
         StepOptions.__post_init__(self)
-        _at_least(self, 0, "warmup_steps", "max_replaced", "num_workers", "compare_steps")
+        _at_least(self, 0, "warmup_steps", "max_replaced", "max_replaced_consecutive", "max_skipped_consecutive")
+        _at_least(self, 0, "num_workers", "compare_steps")
         _at_least(self, 1, "eval_interval_steps", "checkpoint_interval_steps", "keep_last", "log_interval")
-        _positive(self, "lr", "eps", "clip_norm")
+        _positive(self, "lr", "eps", "clip_norm", "sample_timeout_s")
         _within(self, 0.0, math.inf, "weight_decay", below_high=True)
         _within(self, 0.0, 1.0, "min_lr_ratio")
         if not 0.0 < self.wsd_decay_share <= 1.0:
@@ -247,11 +287,15 @@ Config = FitConfig | CheckConfig | PlanConfig | ExportConfig
 
 # The options a resumed run may change: they move neither the samples of a step nor the meaning of a stored weight.
 # Any other change is refused, because a step number would then stand for other samples than before.
+# A mixture is named anew to change its weights; that its data are the same is checked by the ledger.
 CHANGEABLE_ON_RESUME = frozenset(
     [
+        "mixture",
         "output",
         "resume",
         "cache_dir",
+        "remote_cache",
+        "remote_cache_gib",
         "threads",
         "num_workers",
         "keep_last",
@@ -265,6 +309,10 @@ CHANGEABLE_ON_RESUME = frozenset(
         "num_microbatches",
         "min_num_microbatches",
         "max_replaced",
+        "max_replaced_consecutive",
+        "max_skipped_consecutive",
+        "sample_timeout_s",
+        "video_decoder",
         "epochs",
         "max_steps",
         "lr",

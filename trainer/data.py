@@ -1,6 +1,7 @@
 """From options to samples: source, cost index, what is eligible, what is held out, and every sample left out by name.
 
-    --data (or the demo corpus) -> TarSource -> CostIndex (cached) -> eligible ids -> train ids | held-out ids
+    --data (or the demo corpus) -> source -> CostIndex (cached) -> eligible ids -> train ids | held-out ids
+    --mixture   -> source and CostIndex of every part, cached alone -> MixtureSource, IndexConcat -> the same
 
 Runs before any process group exists: the ranks of a node take turns behind a file lock, so that a long scan never
 happens inside a collective. The first one builds, the others find the result.
@@ -12,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,28 @@ import numpy as np
 from balancer.plan import Capacities
 from balancer.plan_loader import SampleReader
 from balancer.select import Dropped, eligible_ids, split_held_out
+from dataloaders.cache_folder import make_usable
 from dataloaders.demo import build_demo_corpus
 from dataloaders.errors import DataError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
 from dataloaders.index import BadSample, CostIndex
+from dataloaders.index_concat import IndexConcat
+from dataloaders.mixture_source import MixtureSource
+from dataloaders.mixture_spec import MixtureSpec, read_mixture
+from dataloaders.open_mixture import open_mixture
+from dataloaders.open_source import open_source
 from dataloaders.sample import check_loadable
 from dataloaders.scan import build_index
-from dataloaders.source import SampleSource
+from dataloaders.source import SampleSource, groups
+from dataloaders.storage import Storage, StorageOptions
 from dataloaders.tar_source import TarSource
-from trainer.config import DataOptions, PlacementOptions
+from trainer.config import DataOptions, PlacementOptions, StepOptions
 from trainer.errors import ConfigError
 
 Progress = Callable[[str, int, int], None]
 
 MAX_LISTED = 20
+GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,8 @@ class DataSide:
         ids: int64 [n], eligible samples in index order.
         dropped: samples left out by the oversize policy.
         bad: samples left out by the scan (unusable record or media).
+        mixture: what the mixture asks for; None: one set of samples. Then `source` is a `MixtureSource`, `index` an
+            `IndexConcat`.
     """
 
     source: SampleSource
@@ -54,6 +65,25 @@ class DataSide:
     ids: np.ndarray
     dropped: tuple[Dropped, ...]
     bad: tuple[BadSample, ...]
+    mixture: MixtureSpec | None = None
+
+
+def training_side(
+    options: PlacementOptions, processor: Mapping[str, Any], *, progress: Progress | None = None
+) -> DataSide:
+    """What is trained on: the mixture or the data that were named, or the demo corpus. Raises as `prepare`."""
+    if options.mixture is None:
+        return prepare(options, options.data, processor, progress=progress)
+    spec = read_mixture(options.mixture)
+    cache = usable_cache(options)
+    estimator = check_loadable(estimator_from_config(processor))
+    with locked(cache / "build.lock"):
+        source = open_mixture(spec, storage=remote_storage(options), members=cache / "members")
+        parts = {
+            name: _indexed(options, part, estimator, cache, _named(progress, f"index of {name}"))
+            for name, part in source.parts.items()
+        }
+    return replace(select(options, source, IndexConcat(parts), estimator), mixture=spec)
 
 
 def prepare(
@@ -76,18 +106,31 @@ def prepare(
             corpus = build_demo_corpus(cache / "demo", progress=_named(progress, "demo corpus"))
             source: SampleSource = TarSource([str(shard) for shard in corpus.shards])
         else:
-            source = TarSource(data)
-        index = build_index(
-            source,
-            estimator,
-            index_folder(cache, source, estimator, options),
-            train_on=options.train_on,
-            apply_orientation=options.apply_orientation,
-            unfit=options.unfit,
-            workers=None,
-            progress=_named(progress, "index"),
-        )
+            source = open_source(
+                data, media_root=options.media_root, storage=remote_storage(options), members=cache / "members"
+            )
+        index = _indexed(options, source, estimator, cache, _named(progress, "index"))
     return select(options, source, index, estimator)
+
+
+def _indexed(
+    options: PlacementOptions,
+    source: SampleSource,
+    estimator: TokenEstimator,
+    cache: Path,
+    progress: Callable[[int, int], None] | None,
+) -> CostIndex:
+    """The index of one source, found in the cache or built there."""
+    return build_index(
+        source,
+        estimator,
+        index_folder(cache, source, estimator, options),
+        train_on=options.train_on,
+        apply_orientation=options.apply_orientation,
+        unfit=options.unfit,
+        workers=None,
+        progress=progress,
+    )
 
 
 def select(options: PlacementOptions, source: SampleSource, index: CostIndex, estimator: TokenEstimator) -> DataSide:
@@ -138,6 +181,13 @@ def split(side: DataSide, *, share: float, seed: int) -> tuple[np.ndarray, np.nd
     return train_ids, held_out
 
 
+def read_groups(side: DataSide, options: PlacementOptions) -> np.ndarray | None:
+    """int64 [n]: what block shuffle deals in, see `dataloaders.source.groups`; None where nothing is shuffled so."""
+    if not isinstance(options, StepOptions) or options.shuffle != "block":
+        return None
+    return groups(side.source, side.index)
+
+
 def sample_reader(side: DataSide, options: PlacementOptions, *, with_pixels: bool = True) -> SampleReader:
     """How samples of `side` become micro-batches; ranks without an encoder need no pixels."""
     return SampleReader(
@@ -148,6 +198,7 @@ def sample_reader(side: DataSide, options: PlacementOptions, *, with_pixels: boo
         apply_orientation=options.apply_orientation,
         loss_reduction=options.loss_reduction,
         with_pixels=with_pixels,
+        video_decoder=options.video_decoder,
     )
 
 
@@ -177,13 +228,41 @@ def usable_cache(options: DataOptions) -> Path:
     return folder
 
 
+def remote_storage(options: DataOptions) -> Storage:
+    """How URLs are read: with a local cache if `--remote-cache` names one.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    if options.remote_cache is None:
+        return Storage()
+    try:
+        folder = make_usable(options.remote_cache.expanduser().absolute())
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {options.remote_cache} cannot be written to: {error}. Give another --remote-cache."
+        ) from None
+    return Storage(
+        StorageOptions(cache_dir=folder, cache_bytes=max(1, int(min(options.remote_cache_gib * GIB, 2**62))))
+    )
+
+
 def notes(side: DataSide) -> list[str]:
     """What somebody should know about a data set although it can be trained on: likely slips, one sentence each."""
-    said = side.source.report.lines() if isinstance(side.source, TarSource) else []
+    said = []
+    for name, part in _named_parts(side.source):
+        said += [f"{name}{line}" for line in (part.report.lines() if isinstance(part, TarSource) else [])]
     unlabelled = int((side.index.samples["label_tokens"][side.ids] == 0).sum())
     if unlabelled:
         said.append(f"{unlabelled} of {len(side.ids)} samples have no label token: they cost time and teach nothing")
     return said
+
+
+def _named_parts(source: SampleSource) -> list[tuple[str, SampleSource]]:
+    """(what messages about it begin with, source) of every part of a mixture, or of the one source."""
+    if isinstance(source, MixtureSource):
+        return [(f"{name}: ", part) for name, part in source.parts.items()]
+    return [("", source)]
 
 
 def index_folder(cache: Path, source: SampleSource, estimator: TokenEstimator, options: DataOptions) -> Path:

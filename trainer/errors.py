@@ -29,5 +29,9 @@ class ReplacedBudgetError(TrainerError):
     """More samples had to be replaced by stand-ins than the budget allows; the text names the last ones."""
 
 
+class SkippedBudgetError(TrainerError):
+    """More steps in a row had no label token than the budget allows."""
+
+
 class CheckFailedError(TrainerError):
     """A check that could not be carried out."""

@@ -23,7 +23,7 @@ from trainer.config import ExportConfig, FitConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.model_source import CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILE, load_model_source
 from trainer.pieces import ModelPieces
-from trainer.run_folder import RunFolder, read_config
+from trainer.run_folder import READABLE_FORMATS, RunFolder, read_config
 
 
 def run_export(config: ExportConfig) -> int:
@@ -31,7 +31,7 @@ def run_export(config: ExportConfig) -> int:
     destination = config.destination
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"destination {destination} exists and is not an empty folder; nothing is overwritten")
-    pieces, step = load_trained(config.run, read_config(config.run))
+    pieces, step = load_trained(config.run, read_config(config.run, formats=READABLE_FORMATS))
     destination.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:

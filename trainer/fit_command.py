@@ -1,23 +1,31 @@
 """`balancer-train fit`: set up a run, train, and say in one table what came of it."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 
+from balancer.errors import BalancerError, LedgerError
+from balancer.ledger import refuse_other_run
+from balancer.ledger_lines import RunLine
+from balancer.select import Selector
 from packing import warm_up
-from trainer.checkpoint import latest_complete
+from trainer.checkpoint import latest_complete, read_meta
 from trainer.comm import Comm, communicator
 from trainer.config import FitConfig
-from trainer.data import prepare, split
-from trainer.errors import ConfigError
+from trainer.data import DataSide, prepare, split, training_side
+from trainer.errors import ConfigError, TrainerError
 from trainer.export import load_trained
 from trainer.loop import Trainer
+from trainer.mixture import mixture_selector
 from trainer.model_source import load_model_source
 from trainer.progress import progress_bars
-from trainer.run_folder import RUNS, RunFolder, next_free
+from trainer.run_folder import RUNS, RunFolder, RunLock, next_free
+from trainer.run_log import RunLog, run_line
 from trainer.samples import Shown, choose, show
 from trainer.seen import measure_seen
 from trainer.summary import RunSummary, banner
@@ -36,21 +44,23 @@ def run_fit(config: FitConfig) -> int:
     """Train; returns the exit code."""
     model = load_model_source(config.model)
     console = Console(quiet=not _is_main(), soft_wrap=True)
-    if config.data is None:
+    if not config.has_data:
         console.print(DEMO_NOTICE, markup=False)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with progress_bars() as progress:
-        side = prepare(config, config.data, model.processor, progress=progress)
+        side = training_side(config, model.processor, progress=progress)
         eval_side = side
         if config.eval_data is not None:
             eval_side = prepare(config, config.eval_data, model.processor, progress=progress)
     train_ids, held_out = split(side, share=0.0 if config.eval_data else config.eval_share, seed=config.seed)
     if config.eval_data is not None:
         held_out = eval_side.ids
-    with communicator(pp_size=config.pp_size) as comm:
+    with communicator(pp_size=config.pp_size) as comm, RunLock() as lock:
         _warm_up(comm, console)
-        run = _choose_run(config, comm)
+        run = RunFolder(_choose_run(config, comm))
+        line = run_line(config, side, train_ids)
+        newest = _newest_checkpoint(run, line, comm, lock) if config.resume else None
         trainer = Trainer(
             config,
             model=model,
@@ -59,24 +69,27 @@ def run_fit(config: FitConfig) -> int:
             eval_side=eval_side,
             held_out_ids=held_out,
             comm=comm,
-            checkpoints=RunFolder(run).checkpoints,
-            report=lambda line: console.print(line, markup=False, highlight=False),
+            checkpoints=run.checkpoints,
+            report=lambda text: console.print(text, markup=False, highlight=False),
+            selector=_selector(config, side, train_ids, newest),
         )
         console.print(banner(trainer, side), markup=False, highlight=False)
-        if not _open_folder(trainer, run):
-            console.print(COMPLETE_NOTICE.format(run=run, steps=trainer.num_steps), markup=False)
-            return 0
+        if newest is not None:
+            trainer.resume(newest)
+            if trainer.finished_steps == trainer.num_steps:
+                console.print(COMPLETE_NOTICE.format(run=run.path, steps=trainer.num_steps), markup=False)
+                return 0
+        _on_main(comm, lambda: _open_log(trainer, run, line, side, lock))
         result = trainer.fit()
-        seen = measure_seen(trainer, eval_side, held_out) if config.data is None else None
-    folder = trainer.folder
-    if folder is None:
+        seen = None if config.has_data else measure_seen(trainer, eval_side, held_out)
+    if not comm.is_main:
         return 0
     if result.comparison is not None:
         lines = [record.to_json() for record in result.comparison.records]
-        (folder.path / "compare.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    shown = _show_samples(config, folder, trainer, held_out.tolist())
+        (run.path / "compare.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shown = _show_samples(config, run, trainer, held_out.tolist())
     summary = RunSummary(
-        run=folder.path,
+        run=run.path,
         num_ranks=comm.world_size,
         result=result,
         seen=seen,
@@ -84,7 +97,7 @@ def run_fit(config: FitConfig) -> int:
         left_out=side.dropped,
         eval_left_out=() if eval_side is side else eval_side.dropped,
     )
-    folder.write_summary(summary.to_dict())
+    run.write_summary(summary.to_dict())
     summary.print(console)
     return 0
 
@@ -110,32 +123,67 @@ def _choose_run(config: FitConfig, comm: Comm) -> Path:
     return comm.gather(config.output or next_free(RUNS, Path(config.model).name))[0]
 
 
-def _open_folder(trainer: Trainer, run: Path) -> bool:
-    """Make the run folder, or continue its newest complete checkpoint; an error on rank 0 is raised on all.
+def _newest_checkpoint(run: RunFolder, line: RunLine, comm: Comm, lock: RunLock) -> Path | None:
+    """The checkpoint that a resume continues, the same on every rank; None: the run has none yet.
 
-    Comes after the trainer is built, so that options which cannot work leave no folder behind. False for a run that
-    is complete already, which is left as it is.
+    Raises:
+        ConfigError: another process writes to the run, or its ledger is of another run, or gone.
     """
-    config, comm = trainer.config, trainer.comm
-    if config.resume:
-        (path,) = comm.gather((latest_complete(trainer.checkpoints),))[0]
-        if path is not None:
-            trainer.resume(path)
-        if trainer.finished_steps == trainer.num_steps:
-            return False
-    failure = ""
+    _on_main(comm, lambda: lock.take(run.path))
+    _on_main(comm, lambda: refuse_other_run(run.ledger_path, line))
+    (newest,) = comm.gather((latest_complete(run.checkpoints),))[0]
+    if newest is not None and not comm.gather(run.ledger_path.is_file())[0]:
+        raise ConfigError(
+            f"{run.path} has a checkpoint, but no ledger.jsonl: nobody could tell which samples its weights have seen. "
+            f"Restore the file, or export the model and start a new run from it with --model."
+        )
+    return newest
+
+
+def _selector(config: FitConfig, side: DataSide, train_ids: np.ndarray, newest: Path | None) -> Selector | None:
+    """What selects the samples of a mixture, in a new run or after a checkpoint."""
+    if newest is None:
+        return mixture_selector(side, train_ids, config)
+    meta = read_meta(newest)
+    return mixture_selector(side, train_ids, config, progress=meta["progress"], at_step=meta["step"])
+
+
+def _open_log(trainer: Trainer, run: RunFolder, line: RunLine, side: DataSide, lock: RunLock) -> None:
+    """Make the run folder, or cut it back to the checkpoint, and open its files.
+
+    Comes after the trainer is built, so that options which cannot work leave no folder behind.
+    """
+    if trainer.config.resume:
+        folder = RunFolder.resume(run.path, trainer.config, step=trainer.finished_steps)
+    else:
+        folder = RunFolder.create(run.path, trainer.config)
+        lock.take(run.path)
+    trainer.log = RunLog(
+        folder,
+        line,
+        side,
+        trainer.plans,
+        finished_steps=trainer.finished_steps,
+        comm=trainer.comm,
+        reached=trainer.reached,
+    )
+
+
+def _on_main(comm: Comm, action: Callable[[], None]) -> None:
+    """Do something on rank 0; when it fails there, raise on every rank: that error there, ConfigError elsewhere."""
+    failed: Exception | None = None
     if comm.is_main:
         try:
-            if config.resume:
-                trainer.folder = RunFolder.resume(run, config, step=trainer.finished_steps)
-            else:
-                trainer.folder = RunFolder.create(run, config)
-        except ConfigError as error:
-            failure = str(error)
-    failure = comm.gather(failure)[0]
+            action()
+        except LedgerError as error:  # of another run: the options do not fit, as with any other of them
+            failed = ConfigError(str(error))
+        except (BalancerError, TrainerError, OSError) as error:
+            failed = error
+    failure = comm.gather("" if failed is None else str(failed) or type(failed).__name__)[0]
+    if failed is not None:
+        raise failed
     if failure:
         raise ConfigError(failure)
-    return True
 
 
 def _show_samples(config: FitConfig, folder: RunFolder, trainer: Trainer, held_out: list[int]) -> list[Shown]:

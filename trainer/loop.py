@@ -9,30 +9,36 @@ The number of steps is fixed before step 1. State is the step number: plans, lea
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from balancer.mixture_report import MixtureReport
 from balancer.plan import Capacities
 from balancer.plan_loader import PlanLoader, SampleReader, StepBatches
 from balancer.plan_sequence import PlanSequence
-from balancer.records import RecordWriter, StepRecord
+from balancer.records import StepRecord
+from balancer.select import Selector
 from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.comm import Comm
 from trainer.compare import OFF, Comparison, compare, measured
 from trainer.config import FitConfig
-from trainer.data import DataSide, sample_reader
-from trainer.errors import ConfigError, NumericsError, ReplacedBudgetError
+from trainer.data import DataSide, read_groups, sample_reader
+from trainer.errors import ConfigError, NumericsError
 from trainer.evaluate import Evaluation, evaluate
+from trainer.launcher import Launcher
 from trainer.lr_schedule import learning_rate, resolve_warmup
+from trainer.mixture import last_step, report_of, to_progress
 from trainer.model_source import ModelSource
 from trainer.optim import build_optimizer, clip_factor, squared_norm
 from trainer.pieces import ModelPieces
-from trainer.run_folder import RunFolder
+from trainer.run_log import REACHED_KEY, RunLog
 from trainer.step import StepResult, StepRunner
+from trainer.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,7 @@ class FitResult:
         skipped_steps: steps without any label token, which changed no weight.
         replaced: samples trained as stand-ins with zero loss.
         conformed: media that differed from their headers and were made to fit the plan, summed over the steps.
+        mixture: what the steps held of each part of a mixture (None where there is none).
     """
 
     first_loss: float
@@ -58,6 +65,7 @@ class FitResult:
     replaced: int
     conformed: int
     final_lr: float
+    mixture: MixtureReport | None = None
 
 
 class Trainer:
@@ -70,6 +78,11 @@ class Trainer:
         comm: groups of this rank.
         checkpoints: folder of the checkpoints, the same on every rank.
         report: called on rank 0 with a line of text to show.
+        selector: decides the samples of every training step (a mixture); None: all of `train_ids`, epoch by epoch.
+
+    Attributes:
+        log: what rank 0 writes while it trains; None on other ranks, and where nothing is kept.
+        reached: of the checkpoint that was resumed: how far the files of the log reached; None: not known.
     """
 
     def __init__(
@@ -84,9 +97,11 @@ class Trainer:
         comm: Comm,
         checkpoints: Path,
         report: Callable[[str], None],
+        selector: Selector | None = None,
     ) -> None:
-        self.config, self.comm, self._report = config, comm, report
-        self.folder: RunFolder | None = None  # opened on rank 0 once the options have proved to work
+        self.config, self.comm, self._report, self._selector = config, comm, report, selector
+        self.log: RunLog | None = None  # opened on rank 0 once the options have proved to work
+        self.reached: Mapping[str, Any] | None = None
         self.checkpoints = checkpoints
         self.pieces = ModelPieces.build(
             model,
@@ -102,14 +117,12 @@ class Trainer:
         self.eval_reader, self.eval_plans = None, None
         if len(held_out_ids):
             self.eval_reader, self.eval_plans = self.planned(eval_side, held_out_ids, shuffle=False)
-        self.num_steps = config.num_steps(self.plans.steps_per_epoch)
+        self.num_steps = last_step(self.plans, config.num_steps(self.plans.steps_per_epoch))
         self.warmup_steps = resolve_warmup(config.warmup_steps, self.num_steps)
         self.num_held_out = len(held_out_ids)
+        self._launcher = Launcher()
         self.finished_steps = 0
-        self.skipped_steps = 0
-        self.first_loss = math.nan
-        self.replaced: set[int] = set()
-        self.conformed = 0
+        self.tally = Tally()
         if config.num_microbatches is not None:
             self._check_fixed_microbatches()
 
@@ -129,7 +142,10 @@ class Trainer:
             num_microbatches=config.num_microbatches if shuffle else None,
             min_num_microbatches=config.min_num_microbatches,
             seed=config.seed,
-            shuffle=shuffle,
+            shuffle=config.shuffle if shuffle else "none",
+            block_shards=config.shuffle_block_shards,
+            groups=read_groups(side, config) if shuffle else None,
+            selector=self._selector if shuffle else None,
         )
         return reader, plans
 
@@ -151,31 +167,29 @@ class Trainer:
             steps=range(self.finished_steps, self.num_steps),
             num_workers=self.config.num_workers,
             pin_memory=self.comm.device.type == "cuda",
+            sample_timeout_s=self.config.sample_timeout_s,
         )
-        writer = None
-        if self.folder is not None:
-            writer = RecordWriter(self.folder.steps_path, finished_steps=self.finished_steps)
-        with nullcontext() if writer is None else writer:
-            lr = self._train(loader, writer, losses)
-        return self._finish(losses, lr)
+        with self.log or nullcontext():
+            return self._finish(losses, self._train(loader, losses))
 
-    def _train(self, loader: PlanLoader, writer: RecordWriter | None, losses: list[float]) -> float:
+    def _train(self, loader: PlanLoader, losses: list[float]) -> float:
         """All steps of `loader`; the learning rate of the last one (0 without any)."""
         lr, started = 0.0, time.perf_counter()
         for batches in loader:
+            self._launcher.check()
             lr = self._learning_rate(batches.plan.step)
-            if self.folder is not None:  # before the step: the message about a step that fails refers to its plan
-                self.folder.write_plan(batches.plan)
+            if self.log is not None:
+                self.log.before(batches.plan)
             result, norm = self._update(batches, lr)
             now = time.perf_counter()
             record = self._record(batches, result, lr=lr, norm=norm, step_ms=(now - started) * 1e3)
             started = now
             losses.append(result.loss)
-            if math.isnan(self.first_loss):
-                self.first_loss = result.loss
+            if math.isnan(self.tally.first_loss):
+                self.tally.first_loss = result.loss
             self.finished_steps = batches.plan.step + 1
-            if writer is not None:
-                writer.write(record)
+            if self.log is not None:
+                self.log.after(batches.plan, record, result.consumed)
                 if self.finished_steps % self.config.log_interval == 0 or self.finished_steps == self.num_steps:
                     self._report(step_line(record, self.num_steps))
             self._now_and_then()
@@ -200,17 +214,10 @@ class Trainer:
         self.pieces.zero_grad()
         planned = self.plans.weight_sum(batches.plan.step, self.config.loss_reduction)
         result = self.runner.run(batches, planned_weight=planned)
-        self.conformed += result.num_conformed
-        self.replaced |= {item.sample_id for item in result.replaced}  # a sample counts once, in however many epochs
-        if len(self.replaced) > self.config.max_replaced:
-            listed = "; ".join(f"{item.place}: {item.reason}" for item in result.replaced)
-            raise ReplacedBudgetError(
-                f"step {batches.plan.step + 1}: {len(self.replaced)} samples could not be decoded as planned, the "
-                f"budget is max_replaced={self.config.max_replaced}. Last ones: {listed}. Repair them or raise "
-                f"--max-replaced."
-            )
+        if self.log is not None:
+            self.log.replaced(batches.plan, result.replaced)
+        self.tally.add(batches.plan.step + 1, result, self.config)
         if not result.weight_sum:
-            self.skipped_steps += 1
             return result, float("nan")
         norm = self._clip()
         for group in self.optimizer.param_groups:
@@ -277,17 +284,13 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the finished steps; called by all ranks together."""
+        reached = self.comm.gather(None if self.log is None else self.log.sync())[0]  # the same on every rank
         save_checkpoint(
             self.checkpoints,
             self.finished_steps,
             model=dict(self.pieces.named_parameters()),
             optimizer=self.optimizer,
-            progress={
-                "skipped_steps": self.skipped_steps,
-                "replaced": sorted(self.replaced),
-                "conformed": self.conformed,
-                "first_loss": self.first_loss if math.isfinite(self.first_loss) else None,
-            },
+            progress={**self.tally.to_progress(), **to_progress(self.plans), REACHED_KEY: reached},
             comm=self.comm,
             keep_last=self.config.keep_last,
         )
@@ -298,11 +301,8 @@ class Trainer:
             path, model=dict(self.pieces.named_parameters()), optimizer=self.optimizer, comm=self.comm
         )
         self.finished_steps = loaded.step
-        self.skipped_steps = int(loaded.progress["skipped_steps"])
-        self.replaced = {int(sample_id) for sample_id in loaded.progress["replaced"]}
-        self.conformed = int(loaded.progress["conformed"])
-        first_loss = loaded.progress["first_loss"]
-        self.first_loss = math.nan if first_loss is None else float(first_loss)
+        self.tally = Tally.from_progress(loaded.progress)
+        self.reached = loaded.progress.get(REACHED_KEY)
         if self.finished_steps > self.num_steps:
             raise ConfigError(
                 f"the run has finished {self.finished_steps} steps, more than the {self.num_steps} asked for. Raise "
@@ -350,15 +350,16 @@ class Trainer:
         known = [loss for loss in losses if math.isfinite(loss)]
         tail = known[-max(1, len(known) // 10) :]
         return FitResult(
-            first_loss=self.first_loss,
+            first_loss=self.tally.first_loss,
             last_loss=sum(tail) / len(tail) if tail else float("nan"),
             validation=validation,
             comparison=comparison,
             num_steps=self.finished_steps,
-            skipped_steps=self.skipped_steps,
-            replaced=len(self.replaced),
-            conformed=self.conformed,
+            skipped_steps=self.tally.skipped_steps,
+            replaced=len(self.tally.replaced),
+            conformed=self.tally.conformed,
             final_lr=lr,
+            mixture=report_of(self.plans, self.finished_steps),
         )
 
 

@@ -14,8 +14,9 @@ from balancer.printable import printable
 from dataloaders.chat import encode_record
 from dataloaders.tokenizer import ByteTokenizer, Special
 from trainer.config import PlanConfig
-from trainer.data import MAX_LISTED, DataSide, notes, prepare, split
+from trainer.data import MAX_LISTED, DataSide, notes, prepare, read_groups, split, training_side
 from trainer.errors import ConfigError
+from trainer.mixture import last_step, mixture_selector, report_of
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
 
@@ -27,7 +28,7 @@ def run_plan(config: PlanConfig) -> int:
     console = Console()
     model = load_model_source(config.model)
     with progress_bars() as progress:
-        side = prepare(config, config.data, model.processor, progress=progress)
+        side = training_side(config, model.processor, progress=progress)
         if config.eval_data is not None:  # so that what would stop the training stops here
             prepare(config, config.eval_data, model.processor, progress=progress)
     if config.show_sample is not None:
@@ -46,10 +47,15 @@ def run_plan(config: PlanConfig) -> int:
         num_microbatches=config.num_microbatches,
         min_num_microbatches=config.min_num_microbatches,
         seed=config.seed,
+        shuffle=config.shuffle,
+        block_shards=config.shuffle_block_shards,
+        groups=read_groups(side, config),
+        selector=mixture_selector(side, train_ids, config),
     )
-    num_steps = config.num_steps(plans.steps_per_epoch)
+    num_steps = last_step(plans, config.num_steps(plans.steps_per_epoch))
     count = min(config.plan_steps or num_steps, num_steps, plans.steps_per_epoch)
     _print_data(side, train_ids, held_out, console)
+    _print_mixture(plans, num_steps, console)
     made = [plans.plan(step) for step in range(count)]
     _print_plans(config, plans, made, num_steps, console)
     return 0
@@ -72,6 +78,14 @@ def _print_data(side: DataSide, train_ids: np.ndarray, held_out: np.ndarray, con
             console.print(f"{len(left_out)} samples {what}:")
             for item in left_out[:MAX_LISTED]:
                 console.print(f"  sample {item.sample_id}: {item.reason}", markup=False)
+
+
+def _print_mixture(plans: PlanSequence, num_steps: int, console: Console) -> None:
+    report = report_of(plans, num_steps)
+    if report is not None:
+        console.print(f"mixture over {num_steps} steps:")
+        for line in (*report.lines(), *(f"note: {note}" for note in report.notes())):
+            console.print(printable(line), markup=False)
 
 
 def _print_plans(

@@ -4,35 +4,90 @@
       run.json                  format version, made by
       config.yaml               all options, resolved
       steps.jsonl               one StepRecord per finished step, appended
+      ledger.jsonl              samples consumed in every step, on which rank (see balancer.ledger)
+      bad_samples.jsonl         samples left out or replaced, where they lie and why
       plans/step_000001.json    the plan of each step
       samples/                  pictures and texts of the held-out items
       checkpoints/step_000100/  see trainer.checkpoint
       summary.json              written at the end
 
 Step numbers count finished steps from 1. Only rank 0 writes. A new run folder appears at once and complete (made
-beside its place, then renamed), and a folder that holds anything is never written into, except to resume its run.
+beside its place, then renamed), and a folder that holds anything is never written into, except to resume its run, and
+then by one process at a time (`RunLock`).
 """
 
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import IO, Any, Protocol
 
 from balancer._version import __version__
 from trainer.config import FitConfig
 from trainer.config_yaml import from_yaml, to_yaml
 from trainer.errors import ConfigError
 
-FORMAT_VERSION = 1
+# Version 2 selects the samples of a step in another order and keeps a ledger: a run of version 1 can be exported and
+# analysed, but not continued.
+FORMAT_VERSION = 2
+READABLE_FORMATS = (1, FORMAT_VERSION)
 RUNS = Path("runs")
 _FOLDERS = ("plans", "samples", "checkpoints")
-_PLAN_NAME = re.compile(r"step_(\d{6,})\.json")
+
+
+class RunLock:
+    """Holds a run folder against a second writer, such as ranks that outlived a launcher that was killed.
+
+    The system gives it up when the process ends, however it ends. Price: none where a file system has no locks; it
+    then protects nothing.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+
+    def take(self, path: Path) -> None:
+        """Hold the run at `path`; a folder that is no run is left to the one who opens it.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        place = path / "run.json"
+        if self._file is not None or not place.is_file():
+            return
+        file = place.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(
+                f"another process is writing to the run {path}, perhaps one that a killed launcher left behind. End "
+                f"it, then resume."
+            ) from None
+        except OSError:
+            file.close()
+        else:
+            self._file = file
+
+    def release(self) -> None:
+        """Give it up; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 class Plan(Protocol):
@@ -54,12 +109,16 @@ class RunFolder:
     Attributes:
         path: the folder.
         steps_path: steps.jsonl, written by `balancer.records.RecordWriter`.
+        ledger_path: ledger.jsonl, written by `balancer.ledger.LedgerWriter`.
+        bad_samples_path: bad_samples.jsonl, written by `trainer.bad_samples.BadSamples`.
         checkpoints: where `trainer.checkpoint` keeps its own.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps_path = path / "steps.jsonl"
+        self.ledger_path = path / "ledger.jsonl"
+        self.bad_samples_path = path / "bad_samples.jsonl"
         self.checkpoints = path / "checkpoints"
 
     @classmethod
@@ -104,17 +163,28 @@ class RunFolder:
         folder = cls(path)
         for name in _FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        for plan in (path / "plans").iterdir():
-            match = _PLAN_NAME.fullmatch(plan.name)
-            if match and int(match[1]) > step:
-                plan.unlink()
+        folder._remove_plans(step)
         write_atomically(path / "config.yaml", _stored(config))
         (path / "summary.json").unlink(missing_ok=True)
         return folder
 
+    def _remove_plans(self, step: int) -> None:
+        """Remove the plans of steps beyond `step`; price: that of those, not of the run's.
+
+        Plans are written without a gap. The last goes first, so that a kill in between leaves none either.
+        """
+        last = step
+        while self._plan_path(last + 1).exists():
+            last += 1
+        for number in range(last, step, -1):
+            self._plan_path(number).unlink()
+
+    def _plan_path(self, number: int) -> Path:
+        return self.path / "plans" / f"step_{number:06d}.json"
+
     def write_plan(self, plan: Plan) -> Path:
         """Store the plan of a step as plans/step_N.json, where N counts finished steps from 1."""
-        path = self.path / "plans" / f"step_{plan.step + 1:06d}.json"
+        path = self._plan_path(plan.step + 1)
         path.write_text(plan.to_json(), encoding="utf-8")
         return path
 
@@ -132,13 +202,16 @@ class RunFolder:
         return path
 
 
-def read_config(path: Path) -> FitConfig:
+def read_config(path: Path, *, formats: Sequence[int] = (FORMAT_VERSION,)) -> FitConfig:
     """The options a run was started with, as far as they were not changed by a resume.
+
+    Args:
+        formats: versions of run folders to take; the present one alone can be resumed.
 
     Raises:
         ConfigError: no run, or one of another format version.
     """
-    _check_format(path)
+    _check_format(path, formats)
     place = path / "config.yaml"
     try:
         text = place.read_text(encoding="utf-8")
@@ -204,17 +277,18 @@ def _refuse_occupied(path: Path) -> None:
         raise ConfigError(f"{path} is not empty and holds no run. Give another --output; nothing is overwritten.")
 
 
-def _check_format(path: Path) -> None:
+def _check_format(path: Path, formats: Sequence[int] = (FORMAT_VERSION,)) -> None:
     if not (path / "run.json").is_file():
         raise ConfigError(f"{path} is no run folder (it has no run.json). Give the folder of a run: --resume RUN.")
     try:
         version = json.loads((path / "run.json").read_text(encoding="utf-8")).get("format_version")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path / 'run.json'} cannot be read: {error}") from None
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version not in formats:
         raise ConfigError(
-            f"{path} is a run of format version {version}; this version reads {FORMAT_VERSION}. Resume it with the "
-            f"version that started it."
+            f"{path} is a run of format version {version}; this version reads {FORMAT_VERSION}. A step would hold "
+            f"other samples than in the version that started it: resume it with that one, or export its model and "
+            f"start a new run from it with --model."
         )
 
 

@@ -1,7 +1,7 @@
 """One optimizer step over all ranks: agree, execute, reduce, correct.
 
 StepBatches of this rank
-  | agree      one exchange: plan digest, errors, stand-ins, actual loss weight     -> same decision on every rank
+  | agree      one exchange: plan digest, errors, sample ids as loaded, stand-ins   -> same decision on every rank
   | execute    schedule on pieces; gradients of sum(w * ce) / planned weight
   | reduce     one sum per stage over the replicas
   | correct    times planned / actual weight where stand-ins removed labels (law 6)
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from balancer.batch import MicroBatch
+from balancer.errors import PlanMismatchError
 from balancer.plan import StepPlan, require_same
 from balancer.plan_loader import StepBatches
 from balancer.records import ActionRecord, Replaced
@@ -41,6 +42,7 @@ class StepResult:
         replaced: samples trained with stand-in media, of all ranks.
         num_conformed: media made to fit their planned shape.
         data_wait_ms, peak_memory_bytes: of the rank with the largest value.
+        consumed: per DP rank, the ids of the samples that it loaded, in the order they were run.
     """
 
     loss: float
@@ -51,6 +53,7 @@ class StepResult:
     num_conformed: int
     data_wait_ms: float
     peak_memory_bytes: int
+    consumed: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class _Status:
 
     digests: tuple[str, str]
     error: str | None
+    sample_ids: tuple[int, ...]
     replaced: tuple[Replaced, ...]
     num_conformed: int
 
@@ -84,7 +88,7 @@ class StepRunner:
             planned_weight: loss weight of the whole step as planned.
 
         Raises:
-            PlanMismatchError: the ranks hold different plans.
+            PlanMismatchError: the ranks hold different plans, or loaded other samples than the ranks beside them.
             RemoteError: some rank could not load its data; raised on every rank with that rank's text.
         """
         statuses = self._agree(batches)
@@ -110,6 +114,7 @@ class StepRunner:
             num_conformed=sum(status.num_conformed for status in statuses),
             data_wait_ms=max(wait for _, wait, _ in gathered),
             peak_memory_bytes=max(peak for _, _, peak in gathered),
+            consumed=self._consumed(statuses),
         )
 
     def evaluate(self, batches: StepBatches) -> tuple[StepOutcome, tuple[MicroBatch | None, ...]]:
@@ -153,6 +158,7 @@ class StepRunner:
             _Status(
                 digests=(batches.plan.inputs_digest, batches.plan.digest),
                 error=None if batches.error is None else f"{type(batches.error).__name__}: {batches.error}",
+                sample_ids=tuple(i for batch in own for i in batch.sample_ids.tolist()),
                 replaced=tuple(item for batch in own for item in batch.replaced),
                 num_conformed=sum(batch.num_conformed for batch in own),
             )
@@ -162,6 +168,20 @@ class StepRunner:
         if errors:
             raise RemoteError(f"step {batches.plan.step + 1} has no data on {'; '.join(errors)}") from batches.error
         return statuses
+
+    def _consumed(self, statuses: Sequence[_Status]) -> tuple[tuple[int, ...], ...]:
+        """Ids per replica; all pipeline ranks of one have loaded the same samples.
+
+        Raises:
+            PlanMismatchError: they have not, on every rank.
+        """
+        layout, consumed = self.comm.layout, []
+        for dp_rank in range(layout.dp_size):
+            loaded = [statuses[layout.rank(dp_rank, pp_rank)].sample_ids for pp_rank in range(layout.pp_size)]
+            if len(set(loaded)) > 1:
+                raise PlanMismatchError(f"the pipeline ranks of replica {dp_rank} have loaded different samples")
+            consumed.append(loaded[0])
+        return tuple(consumed)
 
     def _execute(
         self,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from balancer.mixture_report import MixtureReport
 from balancer.printable import printable
 from balancer.select import Dropped
 from dataloaders.scan import count_modalities
@@ -18,6 +19,7 @@ from trainer.compare import Comparison
 from trainer.config_yaml import option_values
 from trainer.data import DataSide, notes
 from trainer.loop import FitResult, Trainer
+from trainer.mixture import report_of
 from trainer.samples import Shown
 from trainer.seen import Seen
 
@@ -34,17 +36,20 @@ def banner(trainer: Trainer, side: DataSide) -> str:
     packs = max(1, int((plan.num_samples > 0).sum()))
     parameters = sum(parameter.numel() for parameter in trainer.pieces.parameters())
     options = " ".join(f"{name}={value}" for name, value in option_values(config).items())
+    mixture = report_of(plans, trainer.num_steps)
+    said = [*notes(side), *(() if mixture is None else mixture.notes())]
     return (
         f"options: {options}\n"
         f"data: {len(side.index)} samples ({kinds.text_only} text only, {kinds.image_only} with images, "
         f"{kinds.video_only} with videos, {kinds.mixed} with both, {kinds.unusable} unusable): {len(plans.ids)} to "
         f"train, {trainer.num_held_out} held out, {len(side.dropped)} left out\n"
-        f"model: {config.model}, {parameters:,} parameters on rank 0; {layout.dp_size} replica(s) x {layout.pp_size} "
+        + ("" if mixture is None else f"{_asked(mixture)}\n")
+        + f"model: {config.model}, {parameters:,} parameters on rank 0; {layout.dp_size} replica(s) x {layout.pp_size} "
         f"pipeline rank(s) on {trainer.comm.device.type}\n"
         f"packing: on, policy {plan.policy}, {plan.num_microbatches} micro-batch(es) per rank, "
         f"{len(plan.sample_ids) / packs:.1f} samples per pack, fill {plan.fill:.2f}; loss {config.loss_reduction}\n"
         f"steps: {trainer.num_steps} ({plans.steps_per_epoch} per epoch), learning rate {config.lr:g} after "
-        f"{trainer.warmup_steps} step(s) of warm-up" + "".join(f"\nnote: {note}" for note in notes(side))
+        f"{trainer.warmup_steps} step(s) of warm-up" + "".join(f"\nnote: {note}" for note in said)
     )
 
 
@@ -86,6 +91,7 @@ class RunSummary:
             "skipped_steps": result.skipped_steps,
             "replaced": result.replaced,
             "conformed": result.conformed,
+            "mixture": None if result.mixture is None else asdict(result.mixture),
             "left_out": [asdict(item) for item in self.left_out],
             "eval_left_out": [asdict(item) for item in self.eval_left_out],
             "samples": [
@@ -122,6 +128,8 @@ class RunSummary:
             seen = self.seen
             losses = f"{seen.right:.4f} / {seen.shuffled:.4f}"
             rows.append(("fact loss, right / shuffled media", f"{losses}: {seen.gain:.0%} lower"))
+        if result.mixture is not None:
+            rows += _parts(result.mixture)
         if result.comparison is not None:
             rows += _before_after(result.comparison)
         rows.append(("samples left out", _left_out(self.left_out)))
@@ -133,6 +141,20 @@ class RunSummary:
         if result.skipped_steps:
             rows.append(("steps without any label", str(result.skipped_steps)))
         return rows
+
+
+def _parts(report: MixtureReport) -> list[tuple[str, str]]:
+    """A row for each part of a mixture."""
+    return [
+        (escape(printable(f"part {part.name}")), escape(printable(line.removeprefix(f"{part.name}: "))))
+        for part, line in zip(report.parts, report.lines(), strict=True)
+    ]
+
+
+def _asked(report: MixtureReport) -> str:
+    """What the weights ask for, in one line."""
+    shares = ", ".join(f"{part.name} {part.asked:.2%} ({part.size} samples)" for part in report.parts)
+    return f"mixture by {report.unit.replace('_', ' ')}: {shares}"
 
 
 def _left_out(samples: Sequence[Dropped]) -> str:

@@ -58,6 +58,10 @@ def fits(comm: Comm, options: Options) -> int:
     return fit(comm, options, options["name"] + ("" if comm.layout.pp_size == 1 else "-pp"))
 
 
+def mixture(comm: Comm, options: Options) -> int:
+    return fit(comm, options, "mixture", data=None, mixture=Path(options["mixture"]), max_steps=6)
+
+
 def fewer_samples_than_ranks(comm: Comm, options: Options) -> int:
     return fit(comm, options, "one-sample", data=options["one_sample"])
 
@@ -196,6 +200,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
     "fits-pp2": (fits, 2),
     "check-pp": (check, 0),
     "check-pp2": (check, 2),
+    "mixture": (mixture, 1),
     "fewer-samples-than-ranks": (fewer_samples_than_ranks, 1),
     "stand-in": (stand_in, 1),
     "stand-in-pp": (stand_in, 0),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 from balancer.layout import Layout  # noqa: E402
 from balancer.records import ActionRecord, StepRecord, read_records  # noqa: E402
-from balancer.select import epoch_order  # noqa: E402
+from balancer.shuffle import epoch_order  # noqa: E402
 from tools.compared_steps import choose_pair, read_pairs  # noqa: E402
 from trainer.comm import Comm, single_process  # noqa: E402
 from trainer.compare import measured  # noqa: E402

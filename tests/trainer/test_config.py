@@ -63,6 +63,7 @@ def test_every_config_has_defaults_that_pass_its_own_checks(cls: type[FitConfig 
         ({"num_microbatches": 2, "min_num_microbatches": 3}, "min_num_microbatches=3", "num_microbatches=2"),
         ({"model": ""}, "model=''", "preset"),
         ({"data": " "}, "data=''", "shards"),
+        ({"remote_cache_gib": 0.0}, "remote_cache_gib=0", "above 0"),
     ],
 )
 def test_a_value_outside_its_range_is_named_with_what_is_allowed(

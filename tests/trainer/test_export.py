@@ -143,3 +143,13 @@ def test_a_resumed_run_may_not_change_its_model(run: FitConfig) -> None:
 
     with pytest.raises(ConfigError, match="model was 'check' and is now 'demo'"):
         refuse_changed_trajectory(run, replace(run, model="demo"))
+
+
+def test_a_run_of_format_version_1_is_exported_though_not_resumed(run: FitConfig) -> None:
+    """Its samples came in another order; its weights are as good as any."""
+    assert run.output is not None
+    mark = run.output / "run.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "format_version": 1}))
+    assert (exported(run) / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match=r"format version 1; this version reads 2\. A step would hold other samples"):
+        run_fit(replace(run, resume=True, max_steps=3))

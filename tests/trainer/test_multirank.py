@@ -20,6 +20,7 @@ import trainer  # noqa: E402
 from balancer.metrics import imbalance  # noqa: E402
 from balancer.plan import StepPlan  # noqa: E402
 from balancer.records import StepRecord, read_records  # noqa: E402
+from tools.verify_command import verify_run  # noqa: E402
 from trainer.config import FitConfig  # noqa: E402
 from trainer.export import load_trained  # noqa: E402
 from trainer.fit_command import run_fit  # noqa: E402
@@ -39,6 +40,7 @@ TWO_RANKS = [
     "unreadable",
     "unreadable-pp",
     "ddp",
+    "mixture",
 ]
 Found = dict[str, list[dict[str, Any]]]
 
@@ -67,6 +69,7 @@ def options(
     *,
     corpus: Path,
     truncated_corpus: Path,
+    text_corpus: Path,
     cache: Path,
     write_shard: Callable[..., Path],
     members: Sequence[Any],
@@ -89,7 +92,19 @@ def options(
         "eps": 1e-6,
     }
     one = write_shard(tmp_path_factory.mktemp("one") / "one.tar", members[1])
-    return {"fit": fit, "name": "run", "truncated": str(truncated_corpus), "one_sample": str(one)}
+    mixture = tmp_path_factory.mktemp("mixture") / "mixture.json"
+    parts = [
+        {"name": "all", "data": str(corpus), "weight": 2},
+        {"name": "texts", "data": str(text_corpus), "weight": 1},
+    ]
+    mixture.write_text(json.dumps({"unit": "llm_tokens", "parts": parts}), encoding="utf-8")
+    return {
+        "fit": fit,
+        "name": "run",
+        "truncated": str(truncated_corpus),
+        "one_sample": str(one),
+        "mixture": str(mixture),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -306,5 +321,21 @@ def test_a_users_own_loop_with_ddp_gets_balanced_disjoint_batches_and_exact_grad
     assert (first["steps"], first["dropped"]) == (4, 0)
     visited = [i for step in first["seen"] for ids in step for i in ids]
     assert sorted(visited) == list(range(26))
-    assert all(imbalance(costs) < 1.15 for costs in first["costs"])
+    # The last step holds two samples, one for each rank: nothing to balance.
+    assert all(imbalance(costs) < 1.15 for costs in first["costs"][:-1])
     assert first["error"] < 1e-5
+
+
+def test_a_mixture_is_drawn_alike_on_all_ranks_and_every_part_is_read_once_per_epoch(
+    two: tuple[Found, Path], alone: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    found, folder = two
+    assert_all(found, "mixture", 0)
+    one = alone("mixture", data=None, mixture=Path(options["mixture"]), max_steps=6)
+    losses = [[record.loss for record in steps(run)] for run in (one, folder / "mixture")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    report = verify_run(folder / "mixture")
+    assert report.holds, report.findings
+    assert (report.num_selected, report.num_placed) == (6, 6)
+    assert [part.name for part in report.parts] == ["all", "texts"]
+    assert report.parts[1].num_complete >= 1

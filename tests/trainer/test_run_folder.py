@@ -46,7 +46,7 @@ def test_a_new_folder_is_complete(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "run", FitConfig(seed=3))
     assert names(folder.path) == ["checkpoints", "config.yaml", "plans", "run.json", "samples", "steps.jsonl"]
     assert names(tmp_path / "a") == ["run"], "no draft is left"
-    assert json.loads((folder.path / "run.json").read_text())["format_version"] == 1
+    assert json.loads((folder.path / "run.json").read_text())["format_version"] == 2
     assert read_config(folder.path) == FitConfig(seed=3)
     assert folder.path.stat().st_mode & 0o777 == 0o777 & ~current_umask()
 
@@ -121,6 +121,29 @@ def test_a_resume_removes_what_lies_beyond_the_checkpoint(tmp_path: Path) -> Non
     assert read_config(again.path) == FitConfig(log_interval=7), "the wish to resume is no property of the run"
 
 
+def test_plans_are_removed_from_the_last_one_on_so_that_a_kill_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", FitConfig())
+    for step in range(6):
+        folder.write_plan(FakePlan(step))
+    unlink, removed = Path.unlink, []
+
+    def unlink_then_die(self: Path, missing_ok: bool = False) -> None:
+        unlink(self, missing_ok=missing_ok)
+        removed.append(self.name)
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink_then_die)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder.resume(folder.path, FitConfig(), step=2)
+    assert removed == ["step_000006.json", "step_000005.json"]
+    RunFolder.resume(folder.path, FitConfig(), step=2)
+    assert names(folder.path / "plans") == ["step_000001.json", "step_000002.json"]
+
+
 def test_a_resume_without_any_checkpoint_starts_over(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", FitConfig())
     folder.write_plan(FakePlan(0))
@@ -162,7 +185,7 @@ def test_samples_stay_inside_their_folder(tmp_path: Path) -> None:
 
 def test_the_summary_carries_a_format_version(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", FitConfig())
-    assert json.loads(folder.write_summary({"loss": 0.5}).read_text()) == {"format_version": 1, "loss": 0.5}
+    assert json.loads(folder.write_summary({"loss": 0.5}).read_text()) == {"format_version": 2, "loss": 0.5}
 
 
 def test_the_next_free_name_follows_all_that_exist(tmp_path: Path) -> None:
