@@ -1,6 +1,6 @@
 """What a data set holds and costs, from headers alone: by modality and shard, distributions, tails, unusable samples.
 
-    shards -> TarSource -> scan (headers of images and videos, text through the tokenizer; no pixel is decoded)
+    data -> open_source -> scan (headers of images and videos, text through the tokenizer; no pixel is decoded)
            -> CostIndex -> DataReport -> tables, JSON or SVG
     folder of an index ------^
 
@@ -23,18 +23,21 @@ from rich.table import Table
 
 from balancer.printable import printable
 from dataloaders.counts import MediaKind
-from dataloaders.errors import IndexFormatError
+from dataloaders.errors import IndexFormatError, SourceError
 from dataloaders.estimators import Preprocessing
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.index_format import META
+from dataloaders.open_source import named_data, open_source
+from dataloaders.printable import printable as printable_name
 from dataloaders.scan import Modalities, count_modalities, scan_source
 from dataloaders.scan_rows import text_rule
 from dataloaders.shard_scan import shard_notes
-from dataloaders.tar_headers import printable as printable_name
+from dataloaders.storage import Storage
 from dataloaders.tar_source import TarSource
 from tools.cost_histogram import Bin, histogram, histogram_table
 from tools.errors import UsageError
 from tools.model_folder import TextRule, TrainOn, load_encoder, load_estimator, load_rules
+from tools.reach import Reach
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 COLUMNS = {
@@ -151,27 +154,33 @@ def report_on(
     train_on: TrainOn | None = None,
     preprocessing: Preprocessing | None = None,
     apply_orientation: bool = True,
+    media_root: str | None = None,
+    reached: Reach | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DataReport:
     """Scan `data`, or open it where it is an index, and summarise it.
 
     Args:
-        data: shards, with braces expanded; or the folder of an index.
+        data: what `open_source` takes, with braces expanded; or the folder of an index.
         processor: model folder that names the token rule; None takes the published Qwen2.5-VL settings. With an index,
             the model that it must have been made for.
         text: how text is counted, see `tools.model_folder`.
         train_on: which turns carry labels; None: the answers, or what the index has.
         preprocessing: library that resizes media first, see `estimator_from_config`.
         apply_orientation: whether images are turned as their EXIF data says; an index answers in its notes.
+        media_root: where paths of media start from, for other data than tars.
+        reached: how data are reached; None: the default storage, and no table of members is kept.
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: neither an index nor shards, or no model folder.
+        UsageError: neither an index nor data, or no model folder; or `media_root` for an index or tars.
         DataError: a missing or damaged shard, or a model folder without a known rule. Bad samples are rows, not errors.
         IndexFormatError: a damaged index, or one that was made for another model, text rule, labelling or orientation.
     """
     urls = [data] if isinstance(data, str) else list(data)
     if len(urls) == 1 and is_index(urls[0]):
+        if media_root is not None:
+            raise UsageError("--media-root: an index reads no media. Leave it out.")
         index = CostIndex.open(Path(urls[0]).expanduser())
         _check_index(
             index,
@@ -184,15 +193,19 @@ def report_on(
         return summarise(index, shard_notes(index.shards))
     indices = [url for url in urls if is_index(url)]
     if indices:
-        raise UsageError(f"{indices[0]} is an index; name one index alone, or shards.")
+        raise UsageError(f"{indices[0]} is an index; name one index alone, or data.")
     for url in urls:
         _check_named(url)
     rules = load_rules(processor, text=text, train_on=train_on or "assistant", preprocessing=preprocessing)
-    source = TarSource(urls)
+    reached = reached or Reach(storage=Storage(), members=None)
+    source = open_source(
+        urls[0] if len(urls) == 1 else urls, media_root=media_root, storage=reached.storage, members=reached.members
+    )
     index = scan_source(
         source, rules.estimator, encoder=rules.encoder, apply_orientation=apply_orientation, progress=progress
     )
-    return summarise(index, [*source.report.lines(), *([rules.note] if rules.note else [])])
+    notes = source.report.lines() if isinstance(source, TarSource) else []
+    return summarise(index, [*notes, *([rules.note] if rules.note else [])])
 
 
 def is_index(name: str) -> bool:
@@ -201,14 +214,15 @@ def is_index(name: str) -> bool:
 
 
 def _check_named(name: str) -> None:
-    """Refuse what can be neither an index nor shards; `TarSource` judges names of shards."""
+    """Refuse what can be neither an index nor data; `open_source` judges names of files."""
     path = os.path.expanduser(name)
     if os.path.isdir(path):
-        raise UsageError(
-            f"{name} is neither an index (no {META}) nor shards. For the shards in it write '{name}/*.tar'."
-        )
-    if not os.path.exists(path) and not re.search(r"\.tar$|[:*?\[{]", name):
-        raise UsageError(f"{name} is neither an index (no such folder) nor shards. Check the path.")
+        try:
+            named_data(name)
+        except SourceError as error:
+            raise UsageError(f"{name} is neither an index (no {META}) nor data: {error}") from None
+    elif not os.path.exists(path) and not re.search(r"\.\w+$|[:*?\[{]", name):
+        raise UsageError(f"{name} is neither an index (no such folder) nor data. Check the path.")
 
 
 def _check_index(

@@ -29,6 +29,7 @@ from tools.model_folder import named_folder
 
 EXAMPLE = "balancer-analyze tokens 640x480 1280x720x300@29.97 photo.jpg clip.mp4 --model MODEL_FOLDER"
 _NOT_USABLE = "not_usable"  # stands where a reason code does, for an argument that names no medium
+_RECORDS = (".jsonl", ".ndjson", ".json", ".parquet", ".pq")
 _SIZE = re.compile(r"(\d{1,9})\s*[xX×*]\s*(\d{1,9})(?:\s*[xX×*]\s*(\d{1,9})\s*(?:@\s*(\d[\d./]*))?)?\s*(?:fps)?")
 
 
@@ -175,10 +176,10 @@ def probe_file(path: Path, *, apply_orientation: bool = True) -> MediaSize:
     """
     with path.open("rb") as file:
         head = file.read(tarfile.BLOCKSIZE)
-    if _is_tar(head):  # FFmpeg would take the first picture in it for a film
-        raise MediaError(
-            Reason.UNKNOWN_FORMAT, "a tar", place=str(path), remedy="Use balancer-analyze index or data for shards."
-        )
+    data = "a tar" if _is_tar(head) else "records of samples" if path.suffix.lower() in _RECORDS else ""
+    if data:  # FFmpeg would take the first picture in a tar for a film
+        remedy = "Use balancer-analyze index or data for data sets."
+        raise MediaError(Reason.UNKNOWN_FORMAT, data, place=str(path), remedy=remedy)
     try:
         image = probe_image(path, apply_orientation=apply_orientation)
     except MediaError as error:

@@ -43,6 +43,14 @@ def _record(step: int = 1, acts: Sequence[Act] = (), **changes: object) -> StepR
     return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder of this test alone."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "mllm-balancer"
+
+
 @pytest.fixture
 def make_record() -> MakeRecord:
     """make_record(step, acts, field=value): a record with plausible values elsewhere."""

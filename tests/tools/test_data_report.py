@@ -231,12 +231,9 @@ def test_what_is_neither_an_index_nor_shards_is_a_usage_error(
     (folder / "meta.json").unlink()
     assert main(["data", "index"]) == 2
     printed = capsys.readouterr().err
-    assert (
-        "error: index is neither an index (no meta.json) nor shards. For the shards in it write 'index/*.tar'"
-        in printed
-    )
+    assert "error: index is neither an index (no meta.json) nor data: the folder holds no file of data" in printed
     assert main(["data", "nope"]) == 2
-    assert "nope is neither an index (no such folder) nor shards" in capsys.readouterr().err
+    assert "nope is neither an index (no such folder) nor data" in capsys.readouterr().err
 
 
 def test_the_heading_says_how_many_shards_are_listed(tmp_path: Path, write_shard, chat_json) -> None:
@@ -284,7 +281,7 @@ def test_shards_are_named_once_either_way(small_shard: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["num_samples"] == 6
     assert main(["data"]) == 2
     assert main(["data", str(small_shard), "--data", str(small_shard)]) == 2
-    assert "name the folder of an index, or shards" in capsys.readouterr().err
+    assert "name the folder of an index, or data" in capsys.readouterr().err
 
 
 def test_no_control_character_reaches_the_terminal_or_the_drawing(

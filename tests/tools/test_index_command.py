@@ -6,15 +6,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dataloaders import member_cache
+from dataloaders.build_progress import BuildProgress
 from dataloaders.estimators import estimator_from_config
 from dataloaders.index import CostIndex
-from dataloaders.index_build import BuildProgress
+from dataloaders.open_source import open_source
 from dataloaders.rough_encoder import RoughEncoder
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 from tools import index_command
+from tools.benchmarks.range_server import RangeServer
 from tools.cli import main
 from tools.model_folder import load_rules
 
@@ -322,3 +327,171 @@ def test_the_text_rule_can_be_chosen_and_a_template_needs_a_folder(
     assert main(argv) == 1
     assert "tokenizer.json" in capsys.readouterr().err
     assert os.listdir(model) != []
+
+
+@pytest.fixture
+def lines(tmp_path: Path, image_bytes: Make) -> str:
+    """Two JSONL files of three samples each, pictures in another folder; one line is no JSON."""
+    (tmp_path / "pictures").mkdir()
+    for number in range(2):
+        rows = []
+        for n in range(3):
+            (tmp_path / "pictures" / f"{number}{n}.png").write_bytes(image_bytes(60 + 40 * n, 80, seed=n))
+            turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "Yes."}]
+            rows.append(json.dumps({"messages": turns, "image": f"{number}{n}.png"}))
+        rows[1] = rows[1] if number else "{"
+        (tmp_path / f"l{number}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return str(tmp_path / "l*.jsonl")
+
+
+def test_lines_are_indexed_and_bad_ones_listed(
+    lines: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = ("--media-root", str(tmp_path / "pictures"), "--model", str(model), "--output", str(tmp_path / "i"))
+    assert main(["index", lines, *end]) == 0
+    said = capsys.readouterr().out
+    assert "i: 6 samples, scanned now; 5 media" in said
+    assert "1 samples are unusable (bad_record: 1)" in said
+    source = open_source(lines, media_root=tmp_path / "pictures")
+    expected = scan_source(source, estimator_from_config(model), encoder=RoughEncoder())
+    assert CostIndex.open(tmp_path / "i").fingerprint == expected.fingerprint
+    assert main(["index", lines, *end]) == 0
+    assert "i: 6 samples, unchanged; 5 media" in capsys.readouterr().out
+    again = _built(capsys, "index", *(str(tmp_path / f"l{number}.jsonl") for number in range(2)), *end)
+    assert (again["shards"], again["shards_scanned"], again["slices_scanned"]) == (0, None, None)
+    assert main(["data", str(tmp_path / "i")]) == 0
+    assert "l0.jsonl, key line 2" in capsys.readouterr().out
+    assert main(["index", lines.replace("*", "1"), *end]) == 1
+    assert "1 of the 2 files in this index are not among those that are named" in capsys.readouterr().err
+    assert _built(capsys, "index", lines.replace("*", "1"), *end, "--replace")["slices_scanned"] == 1
+
+
+def test_data_of_every_kind_are_reported_without_an_index(
+    lines: str, shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = _built(capsys, "data", lines, "--media-root", str(tmp_path / "pictures"))
+    assert (said["num_samples"], said["num_usable"]) == (6, 5)
+    rows = [{"text": f"a caption of {n}"} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert _built(capsys, "data", str(tmp_path / "rows.parquet"))["num_usable"] == 4
+    assert _built(capsys, "data", shards)["num_samples"] == 8
+    assert main(["data", str(tmp_path / "gone.jsonl")]) == 1
+    assert "gone.jsonl" in capsys.readouterr().err
+    assert main(["data", str(tmp_path / "pictures")]) == 2
+    assert "nor data: the folder holds no file of data" in capsys.readouterr().err
+
+
+def test_a_saved_data_set_and_a_parquet_file_have_the_same_index(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], image_bytes: Make
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = [{"text": f"caption {n}", "image": {"bytes": image_bytes(40, 40, seed=n), "path": None}} for n in range(3)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    found = []
+    for name in ("saved", "rows.parquet"):
+        said = _built(
+            capsys, "index", str(tmp_path / name), "--model", str(model), "--output", str(tmp_path / "i"), "--replace"
+        )
+        found.append((said["samples"], said["unusable"], said["media"]))
+    assert found == [(3, 0, 3)] * 2
+
+
+def test_an_option_for_another_kind_of_data_is_a_usage_error(
+    lines: str, shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = ["--model", str(model), "--output", str(tmp_path / "i")]
+    assert main(["index", lines, *end, "--part", "0/2"]) == 2
+    assert "--part 0/2: parts are for tar shards" in capsys.readouterr().err
+    assert main(["index", shards, *end, "--media-root", "x"]) == 2
+    assert "--media-root is not for tars" in capsys.readouterr().err
+    assert not (tmp_path / "i").exists()
+
+
+def test_data_sets_given_to_tokens_are_sent_to_the_command_for_them(
+    lines: str, shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("l0.jsonl", "s0.tar"):
+        assert main(["tokens", str(tmp_path / name), "--model", str(model)]) == 1
+        assert "Use balancer-analyze index or data for data sets" in capsys.readouterr().out
+
+
+def test_a_media_root_for_an_index_is_a_usage_error(
+    shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _built(capsys, "index", shards, "--model", str(model), "--output", str(tmp_path / "i"))
+    assert main(["data", str(tmp_path / "i"), "--media-root", "x"]) == 2
+    assert "an index reads no media" in capsys.readouterr().err
+
+
+def test_members_are_kept_where_training_looks_for_them(
+    shards: str, model: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["index", shards, "--model", str(model), "--output"]
+    assert main([*argv, str(tmp_path / "i")]) == 0
+    assert main([*argv, str(tmp_path / "j"), "--cache-dir", str(tmp_path / "mine")]) == 0
+    monkeypatch.setattr(member_cache, "pass_over", pytest.fail)
+    for cache in (own_cache, tmp_path / "mine"):
+        assert len(TarSource(shards, members=cache / "members")) == 8
+    assert main(["data", shards]) == 0
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_only_where_it_was_named(
+    shards: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").write_text("x")
+    argv = ["index", shards, "--model", str(model), "--output", str(tmp_path / "i")]
+    assert main([*argv, "--cache-dir", str(tmp_path / "file" / "cache")]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(argv) == 0
+    assert main(["data", shards]) == 0
+
+
+def test_an_index_cannot_lie_at_a_url(
+    lines: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for data in (lines, lines.replace("l*.jsonl", "s0.tar")):
+        Path(tmp_path / "s0.tar").touch()
+        assert main(["index", data, "--model", str(model), "--output", "s3://bucket/i"]) == 1
+        assert "cannot lie at a URL" in capsys.readouterr().err
+    assert not (tmp_path / "s3:").exists()
+
+
+def test_a_build_of_slices_that_is_interrupted_says_how_far_it_is(
+    lines: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = index_command.build_slices
+
+    def stopped(*args: object, progress: Callable[[BuildProgress], None], **options: object) -> None:
+        def stop(state: BuildProgress) -> None:
+            progress(state)
+            if state.shards == 2:
+                raise KeyboardInterrupt
+
+        real(*args, progress=stop, slice_samples=2, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_command, "build_slices", stopped)
+    assert main(["index", lines, "--model", str(model), "--output", str(tmp_path / "i")]) == 130
+    assert "interrupted: 2 of 2 slices are done; the same command" in capsys.readouterr().err
+
+
+def test_data_at_a_url_are_indexed_by_several_processes_and_ranges_kept_where_asked(
+    lines: str, shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RangeServer(tmp_path) as server:
+        common = ("--model", str(model), "--workers", "2", "--cache-dir", str(tmp_path / "kept"), "--output")
+        urls = [server.url(f"l{number}.jsonl") for number in range(2)]
+        said = _built(capsys, "index", *urls, "--media-root", server.url("pictures"), *common, str(tmp_path / "i"))
+        assert (said["samples"], said["unusable"], said["media"]) == (6, 1, 5)
+        urls = [server.url(f"s{number}.tar") for number in range(4)]
+        assert _built(capsys, "index", *urls, *common, str(tmp_path / "j"))["shards_scanned"] == 4
+    local = scan_source(TarSource(shards), estimator_from_config(model), encoder=RoughEncoder())
+    assert CostIndex.open(tmp_path / "j").fingerprint == local.fingerprint
+    assert sorted(os.listdir(tmp_path / "kept")) == ["members", "ranges"]

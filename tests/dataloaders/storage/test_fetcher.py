@@ -46,6 +46,16 @@ def test_an_answer_that_is_late_is_overtaken_and_cancelled() -> None:
     assert (counters.hedged, counters.retries, counters.requests, counters.bytes_read) == (1, 0, 2, 3)
 
 
+def test_an_answer_is_looked_at_when_it_becomes_late_and_not_a_whole_pause_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetcher = Fetcher(StorageOptions(hedge_after_s=0.25, hedge_factor=4.0), StorageCounters())
+    monkeypatch.setattr("dataloaders.storage.fetcher.time.monotonic", lambda: 100.0)
+    # Before there are answers, the usual time is taken to be 0.25 s: late is what was sent a second ago.
+    looks_s = [fetcher._look_s(0, sent_s) for sent_s in (100.0, 99.125, 98.0)]
+    assert looks_s == [0.25, 0.125, 0.25], "soon; when it is late; again, since it may not be repeated yet"
+
+
 def test_a_second_request_may_fail_or_stall_as_well() -> None:
     answer, counters, log = _fetch(["stall", *[TemporaryError("503")] * 4, "stall", b"abc"])
     assert (answer, log) == (b"abc", ["cancelled", "cancelled"])
