@@ -9,8 +9,6 @@ happens inside a collective. The first one builds, the others find the result.
 
 import fcntl
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ import numpy as np
 from balancer.plan import Capacities
 from balancer.plan_loader import SampleReader
 from balancer.select import Dropped, eligible_ids, split_held_out
-from dataloaders.cache_folder import make_usable
+from dataloaders.cache_folder import cache_folder, make_usable, members_folder
 from dataloaders.demo import build_demo_corpus
 from dataloaders.errors import DataError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
@@ -78,7 +76,7 @@ def training_side(
     cache = usable_cache(options)
     estimator = check_loadable(estimator_from_config(processor))
     with locked(cache / "build.lock"):
-        source = open_mixture(spec, storage=remote_storage(options), members=cache / "members")
+        source = open_mixture(spec, storage=remote_storage(options), members=members_folder(cache))
         parts = {
             name: _indexed(options, part, estimator, cache, _named(progress, f"index of {name}"))
             for name, part in source.parts.items()
@@ -107,7 +105,7 @@ def prepare(
             source: SampleSource = TarSource([str(shard) for shard in corpus.shards])
         else:
             source = open_source(
-                data, media_root=options.media_root, storage=remote_storage(options), members=cache / "members"
+                data, media_root=options.media_root, storage=remote_storage(options), members=members_folder(cache)
             )
         index = _indexed(options, source, estimator, cache, _named(progress, "index"))
     return select(options, source, index, estimator)
@@ -202,30 +200,19 @@ def sample_reader(side: DataSide, options: PlacementOptions, *, with_pixels: boo
     )
 
 
-def cache_folder(options: DataOptions) -> Path:
-    """`--cache-dir`, else the user's cache folder (XDG rule)."""
-    if options.cache_dir is not None:
-        return options.cache_dir
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "mllm-balancer"
-
-
 def usable_cache(options: DataOptions) -> Path:
-    """The cache folder, made if need be.
+    """`--cache-dir`, else the user's cache folder; made if need be.
 
     Raises:
         ConfigError: it cannot be written to.
     """
-    folder = cache_folder(options)
+    folder = cache_folder(options.cache_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        return make_usable(folder)
     except OSError as error:
         raise ConfigError(
             f"the cache folder {folder} cannot be written to: {error}. Give another --cache-dir."
         ) from None
-    return folder
 
 
 def remote_storage(options: DataOptions) -> Storage:

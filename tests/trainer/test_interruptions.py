@@ -115,7 +115,7 @@ def endless(corpus: Path, cache: Path) -> list[object]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, endless: list[object]) -> Iterator[dict[str, Started]]:
-    """A process to be interrupted, one whose loader worker and one that itself will be killed, and two pairs of ranks."""
+    """Runs to be interrupted or killed, one to lose its worker, one to lose a rank, and one to lose its launcher."""
     folder = tmp_path_factory.mktemp("runs")
     started = {
         "interrupted": start(folder / "interrupted", [], [*endless, "--num-workers", 0]),
