@@ -235,16 +235,20 @@ def memory_lines(reader: SampleReader, plans: PlanSequence, *, num_samples: int,
     """Own memory of every worker after each tenth of `num_samples`, over as many epochs as it takes."""
     plan_loader = importlib.import_module("balancer.plan_loader")
     steps = range(-(-num_samples // plans.global_batch_size))
-    done = 0
+    done, others = 0, _children()
     yield "samples  MiB of each worker's own memory\n\n"
     for step in plan_loader.PlanLoader(reader, plans, dp_rank=0, steps=steps, num_workers=num_workers):
         if step.error is not None:
             raise step.error
         before, done = done, done + len(step.plan.sample_ids)
         if done * 10 // num_samples > before * 10 // num_samples or not before:
-            words = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            own = (f"{own_bytes(int(pid)) / 2**20:6.1f}" for pid in sorted(words, key=int))
+            own = (f"{own_bytes(pid) / 2**20:6.1f}" for pid in sorted(_children() - others))
             yield f"{done:7,}  {'  '.join(own)}\n"
+
+
+def _children() -> set[int]:
+    """Processes that this one has started and that are there."""
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
