@@ -67,6 +67,11 @@ class Worker:
         ids = self.tasks[0].cell.sample_ids if self.tasks and beat.number == self.tasks[0].number else ()
         return ids[beat.position] if 0 <= beat.position < len(ids) else None
 
+    def makes_stand_in(self) -> bool:
+        """Whether the sample it is on is replaced already."""
+        sample_id = self.current_sample()
+        return sample_id is not None and sample_id in self.tasks[0].stand_ins
+
     def __str__(self) -> str:
         return f"loader worker {self.name} (pid {self.process.pid})"
 

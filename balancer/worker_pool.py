@@ -16,6 +16,7 @@ goes on within a twentieth of a second.
 
 import heapq
 import logging
+import math
 import select
 import time
 import weakref
@@ -34,6 +35,7 @@ __all__ = ["Cell", "Done", "Failed", "MemoryWatch", "TaskReader", "WorkerPool", 
 
 _SECOND_LOOK_S = 0.05
 _IDLE_S = 5.0
+_STAND_IN_S = 60.0
 _MIB = 1 << 20
 _logger = logging.getLogger(__name__)
 
@@ -248,16 +250,18 @@ class WorkerPool:
     def _is_late(self, worker: Worker, now_s: float) -> bool:
         """Whether a worker is over its time for a sample, and still is at a second look."""
         beat = worker.slot.read()
-        late = (
-            self._timeout_s is not None
-            and worker.current_sample() is not None
-            and now_s - beat.since_s > self._timeout_s
-        )
+        late = worker.current_sample() is not None and now_s - beat.since_s > self._limit_s(worker)
         if not late:
             worker.suspect_s = None
         elif worker.suspect_s is None or worker.suspect_s < beat.since_s:
             worker.suspect_s = now_s
         return late and worker.suspect_s is not None and now_s - worker.suspect_s >= _SECOND_LOOK_S
+
+    def _limit_s(self, worker: Worker) -> float:
+        """Time for the sample a worker is on. A stand-in needs no data: only a new worker's first look is slow."""
+        if self._timeout_s is None:
+            return math.inf
+        return max(self._timeout_s, _STAND_IN_S) if worker.makes_stand_in() else self._timeout_s
 
     def _wait_s(self) -> float:
         """Until the next look is due."""
@@ -268,7 +272,7 @@ class WorkerPool:
             if worker.suspect_s is not None:
                 due_s = min(due_s, worker.suspect_s + _SECOND_LOOK_S - now_s)
             elif worker.current_sample() is not None:
-                due_s = min(due_s, worker.slot.read().since_s + self._timeout_s - now_s)
+                due_s = min(due_s, worker.slot.read().since_s + self._limit_s(worker) - now_s)
         return max(due_s, 0.005)
 
     # --- losing workers
@@ -276,6 +280,9 @@ class WorkerPool:
     def _replace_late(self, worker: Worker) -> None:
         sample_id = worker.current_sample()
         if sample_id is None:  # it has gone on this very moment
+            return
+        if worker.makes_stand_in():  # not the sample's fault: counted, or it would go on for ever
+            self._lost(worker, f"no stand-in within {self._limit_s(worker):g} s")
             return
         place = self._place(sample_id)
         _logger.warning(

@@ -50,6 +50,8 @@ class JsonlSource(RowSource):
         SourceError: files are missing, empty, or no JSON array; or no record has a field that `fields` names.
     """
 
+    media_apart = True  # media are files of their own, which may change while the records stay
+
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

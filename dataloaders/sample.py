@@ -22,7 +22,7 @@ from dataloaders.chat import IGNORED_LABEL, EncodedSample
 from dataloaders.counts import MediaKind
 from dataloaders.decode import Allocate, Conformed, PixelConfig, PlannedItem, decode_media, new_patches
 from dataloaders.encoder import ByteEncoder, RecordEncoder
-from dataloaders.errors import DataError, IndexFormatError, MediaError
+from dataloaders.errors import DataError, IndexFormatError, MediaError, Reason, RecordError
 from dataloaders.estimators.base import PatchEstimator, TokenEstimator
 from dataloaders.index import Confidence, CostIndex
 from dataloaders.positions import mrope_positions
@@ -89,10 +89,24 @@ def load_sample(
     Raises:
         IndexFormatError: the index is of another source, or the sample is unusable and was planned nevertheless.
         DataError: samples of this model can be costed, not loaded, see `check_loadable`.
-        OSError, SourceError, RecordError: the shard is gone or has changed.
+        OSError, SourceError, RecordError: the shard is gone or has changed. A medium in a file of its own that is gone
+            or cut since the scan makes a stand-in instead, like one that does not decode.
     """
     estimator = check_loadable(estimator)
-    record = source.record(sample_id)
+    try:
+        record = source.record(sample_id)
+    except RecordError as error:
+        if error.reason not in _VANISHED:
+            raise
+        return stand_in_sample(
+            index,
+            sample_id,
+            estimator,
+            place=source.place(sample_id),
+            reason=f"{error.reason}: {error.cause}",
+            with_pixels=with_pixels,
+            allocate=allocate,
+        )
     rows = _item_rows(index, sample_id, record)
     encoder = encoder or ByteEncoder(train_on=train_on)
     encoded = encoder.encode(record, index.item_tokens(sample_id))
@@ -176,6 +190,10 @@ def stand_in_sample(
         grids=np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3),
         replaced=reason,
     )
+
+
+# A file that was there in the scan: one sample is hurt, and the others lie elsewhere.
+_VANISHED = (Reason.MISSING_MEDIA, Reason.TRUNCATED)
 
 
 def check_loadable(estimator: TokenEstimator, index: CostIndex | None = None) -> PatchEstimator:
@@ -271,7 +289,9 @@ def _decode_all(
                 decoder=video_decoder,
                 out=patches[at : at + item.num_patches],
             )
-        except MediaError as error:
+        except (MediaError, RecordError) as error:
+            if isinstance(error, RecordError) and error.reason not in _VANISHED:
+                raise
             patches[...] = 0.0
             return (), f"{error.reason}: {error.cause} at {error.place or place}"
         reports.append(report)

@@ -25,7 +25,7 @@ from dataloaders.errors import IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
 from dataloaders.index import Confidence, CostIndex, IndexKey
 from dataloaders.index_build import build_shards, is_current
-from dataloaders.index_slices import build_slices
+from dataloaders.index_slices import build_slices, has_its_media
 from dataloaders.probe import ProbeLimits
 from dataloaders.record_parser import RecordLimits
 from dataloaders.scan_rows import ScanOptions, Unfit, check_estimator, check_source, raise_unfit, scan_rows
@@ -109,7 +109,7 @@ def build_index(
     key = options.key(source.fingerprint, estimator)
     try:
         index = CostIndex.open(folder, expect=key)
-        if type(source) is not TarSource or is_current(index, source):
+        if is_current(index, source) if type(source) is TarSource else has_its_media(index, source):
             return index
     except IndexFormatError:
         pass  # absent, stale or damaged: built again below, unless the folder is somebody else's

@@ -66,6 +66,8 @@ class Reader:
             time.sleep(argument)
         elif what == "sleep once" and self.first_time(f"slept{sample_id}"):
             time.sleep(argument)
+        elif what == "hang, stand-in slow":
+            time.sleep(3600)
         elif what == "kill":
             os.kill(os.getpid(), argument)
         elif what == "kill once" and self.first_time(f"killed{sample_id}"):
@@ -87,6 +89,9 @@ class Reader:
         return np.full(self.size, sample_id)
 
     def stand_in(self, sample_id, reason, *, allocate):
+        what, argument = self.acts.get(sample_id, ("", None))
+        if what == "hang, stand-in slow":
+            time.sleep(argument)
         return reason
 
     def pack(self, samples, *, step, microbatch):
@@ -269,6 +274,25 @@ def test_two_samples_of_a_task_that_stall_are_both_replaced(make: Callable[..., 
     acts = {0: ("sleep", 3600), 2: ("sleep", 3600)}
     found = ids_of(run(make(acts), cells(2, size=3), sample_timeout_s=0.7))
     assert [str(item).partition(":")[0] for item in found] == ["timeout", "1", "timeout", "3", "4", "5"]
+
+
+def test_a_stand_in_that_takes_longer_than_a_sample_may_is_waited_for(make: Callable[..., Any], tmp_path: Path) -> None:
+    found = ids_of(run(make({0: ("hang, stand-in slow", 1.0)}), cells(1), num_workers=1, sample_timeout_s=0.3))
+    assert found[0].startswith("timeout: not loaded within 0.3 s")
+    assert found[1:] == [1]
+    assert len({line.split()[0] for line in (tmp_path / "log").read_text().splitlines()}) == 2  # workers
+
+
+def test_a_stand_in_that_hangs_ends_the_pool_with_a_cause(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balancer.worker_pool._STAND_IN_S", 0.3)
+    options = {"num_workers": 1, "sample_timeout_s": 0.3, "max_worker_deaths": 1}
+    (failed,) = run(make({0: ("hang, stand-in slow", 3600.0)}), cells(1), **options)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, LostWorkerError)
+    assert "was lost 2 times" in str(failed.error)
+    assert "no stand-in within 0.3 s at sample 0" in str(failed.error)
 
 
 def test_slow_samples_within_the_budget_stay(make: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from dataloaders import json_spans as spans_module
 from dataloaders.errors import MediaError, Reason, RecordError, SourceError
@@ -28,7 +29,8 @@ from dataloaders.probe import ProbeLimits
 from dataloaders.record import TextPart
 from dataloaders.record_parser import RecordLimits
 from dataloaders.rows import RowFields
-from dataloaders.scan import scan_source
+from dataloaders.sample import load_sample
+from dataloaders.scan import build_index, scan_source
 from dataloaders.storage import FileState, Storage, StorageOptions
 
 ESTIMATOR = Qwen25VLEstimator()
@@ -570,3 +572,49 @@ def test_a_reference_does_not_leave_a_folder_at_an_address_by_escapes(name: str)
     files = MediaFiles()
     with pytest.raises(RecordError, match="is no path inside"):
         files.size_of("http://127.0.0.1:9/images", name, "line 1")
+
+
+def _pictures(folder: Path, *sizes: tuple[int, int]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, size in enumerate(sizes):
+        Image.effect_noise(size, 50).convert("RGB").save(folder / f"{number}.png")
+    return folder
+
+
+def _two_pictures(tmp_path: Path, root: Path) -> JsonlSource:
+    rows = [_chat("<image>", image=f"{number}.png") for number in range(2)]
+    return JsonlSource(_write(tmp_path / "a.jsonl", rows), media_root=root)
+
+
+def test_a_medium_that_was_missing_is_scanned_again_when_it_is_there(tmp_path: Path) -> None:
+    root = _pictures(tmp_path / "media", (64, 64))
+    source, estimator = _two_pictures(tmp_path, root), Qwen25VLEstimator()
+    assert [bad.reason for bad in build_index(source, estimator, tmp_path / "index").bad] == [Reason.MISSING_MEDIA]
+    _pictures(root, (64, 64), (96, 96))
+    assert not build_index(source, estimator, tmp_path / "index").bad
+
+
+def test_an_index_is_not_taken_for_another_folder_of_media(tmp_path: Path) -> None:
+    estimator = Qwen25VLEstimator()
+    small, large = _pictures(tmp_path / "s", (64, 64), (64, 64)), _pictures(tmp_path / "l", (640, 480), (64, 64))
+    before = build_index(_two_pictures(tmp_path, small), estimator, tmp_path / "index")
+    after = build_index(_two_pictures(tmp_path, large), estimator, tmp_path / "index")
+    assert after.samples["patches"].sum() > 2 * before.samples["patches"].sum()
+    wrong = build_index(_two_pictures(tmp_path, tmp_path), estimator, tmp_path / "index")
+    assert [bad.reason for bad in wrong.bad] == [Reason.MISSING_MEDIA] * 2
+
+
+def test_a_medium_that_vanished_or_was_cut_since_the_scan_makes_a_stand_in(tmp_path: Path) -> None:
+    root = _pictures(tmp_path / "media", (64, 64), (96, 96))
+    source, estimator = _two_pictures(tmp_path, root), Qwen25VLEstimator()
+    index = build_index(source, estimator, tmp_path / "index")
+    (root / "0.png").unlink()
+    os.truncate(root / "1.png", 100)
+    for i, reason in ((0, "missing_media: "), (1, "truncated: ")):
+        loaded = load_sample(source, index, i, estimator)
+        assert loaded.replaced is not None
+        assert loaded.replaced.startswith(reason)
+        assert (loaded.labels == -100).all()
+        assert len(loaded.tokens) == index.samples["llm_tokens"][i]
+        assert len(loaded.patches) == index.samples["patches"][i]
+        assert not loaded.patches.any()
