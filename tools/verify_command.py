@@ -25,7 +25,7 @@ class VerifyReport:
     """What the ledger of a run proves; fields are those of `tools.ledger_proof.Proof`.
 
     Attributes:
-        holds: nothing speaks against "exactly once".
+        holds: nothing speaks against "exactly once"; also true of a run without a finished step.
         num_ids: eligible ids of an epoch.
         num_complete: epochs that hold every eligible id once. unfinished: samples of the epoch begun last.
         num_selected: steps whose selection was computed again. ids_from: where the eligible ids came from.
@@ -109,8 +109,10 @@ def print_report(report: VerifyReport, console: Console) -> None:
 
 
 def _rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
-    yield "exactly once", "yes" if report.holds else f"NO: {report.num_findings} findings"
-    yield "steps", f"{report.num_steps}, gapless" if report.holds else str(report.num_steps)
+    proven = report.holds and report.num_steps > 0
+    unproven = "no step was finished: nothing to prove" if report.holds else f"NO: {report.num_findings} findings"
+    yield "exactly once", "yes" if proven else unproven
+    yield "steps", f"{report.num_steps}, gapless" if proven else str(report.num_steps)
     if report.parts:
         yield "samples", str(report.num_samples)
         for part in report.parts:

@@ -5,6 +5,8 @@
     {"kind": "replaced", ..., "step": 812}                 trained as a zero-loss stand-in in that step
     {"kind": "timeout", ..., "step": 813}                  the same, because it took too long
     {"kind": "lost_worker", ..., "step": 814}              the same, because its worker died twice over it
+    {"kind": "validation", ..., "step": 900}               held out; left out of the loss of the validation after that
+                                                           step and of later ones, within no budget, listed once
 
 Lines without a step are written when the run starts. A resume drops the lines of steps that will be trained again.
 """
@@ -21,6 +23,7 @@ from dataloaders.index import CostIndex
 from trainer.data import DataSide
 
 _POOL_REASONS = ("timeout", "lost_worker")
+_VALIDATION = "validation"
 
 
 class BadSamples:
@@ -34,6 +37,7 @@ class BadSamples:
     def __init__(self, path: Path, side: DataSide, *, finished_steps: int) -> None:
         self._index = side.index
         kept = [line for line in _lines(path) if line["step"] is not None and line["step"] <= finished_steps]
+        self._held_out = {line["sample_id"] for line in kept if line["kind"] == _VALIDATION}
         draft = path.with_name(f".{path.name}.tmp")
         with draft.open("w", encoding="utf-8") as file:
             file.writelines(_text(line) for line in (*_left_out(side), *kept))
@@ -46,6 +50,18 @@ class BadSamples:
             code = item.reason.partition(":")[0]
             kind = code if code in _POOL_REASONS else "replaced"
             self._file.write(_text(_line(self._index, kind, item.sample_id, item.reason, step)))
+        self._file.flush()
+
+    def add_held_out(self, step: int, replaced: Iterable[Replaced], index: CostIndex) -> None:
+        """Append held-out samples that were left out of a validation after `step`; one that is listed is passed over.
+
+        Args:
+            index: that of the validation, which --eval-data gives one of its own.
+        """
+        for item in replaced:
+            if item.sample_id not in self._held_out:
+                self._held_out.add(item.sample_id)
+                self._file.write(_text(_line(index, _VALIDATION, item.sample_id, item.reason, step)))
         self._file.flush()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ Held-out samples are planned like a training epoch without shuffling, so any num
 steps and a short tail only leaves cells empty. Forward only, through the same executor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from balancer.batch import MicroBatch
 from balancer.plan_loader import PlanLoader, SampleReader
 from balancer.plan_sequence import PlanSequence
+from balancer.records import Replaced
 from dataloaders.chat import encode_record, fact_mask
 from trainer.pieces import TOKEN_NLL
 from trainer.step import StepRunner
@@ -36,11 +37,19 @@ class Evaluation:
     replaced: int = 0
 
 
-def evaluate(runner: StepRunner, reader: SampleReader, plans: PlanSequence, *, num_workers: int = 0) -> Evaluation:
+def evaluate(
+    runner: StepRunner,
+    reader: SampleReader,
+    plans: PlanSequence,
+    *,
+    num_workers: int = 0,
+    on_replaced: Callable[[tuple[Replaced, ...]], None] | None = None,
+) -> Evaluation:
     """Evaluate every sample of `plans` once.
 
     Args:
         plans: one epoch over the held-out ids, `shuffle=False`.
+        on_replaced: called after each step with the samples that any rank had to replace.
     """
     comm = runner.comm
     loader = PlanLoader(
@@ -49,7 +58,9 @@ def evaluate(runner: StepRunner, reader: SampleReader, plans: PlanSequence, *, n
     runner.pieces.modules.eval()
     sums = torch.zeros(6, dtype=torch.float64, device=comm.device)
     for batches in loader:
-        outcome, microbatches = runner.evaluate(batches)
+        outcome, microbatches, gone = runner.evaluate(batches)
+        if on_replaced is not None:
+            on_replaced(gone)
         sums[0] += outcome.loss_sum
         # Only ranks that decode pixels know, so every sample is counted once.
         sums[5] += sum(len(batch.replaced) for batch in microbatches if batch is not None)

@@ -323,7 +323,13 @@ class Trainer:
     def _validate(self) -> Evaluation | None:
         if self.eval_plans is None or self.eval_reader is None:
             return None
-        evaluation = evaluate(self.runner, self.eval_reader, self.eval_plans)
+        log, step, index = self.log, self.finished_steps, self.eval_reader.index
+        evaluation = evaluate(
+            self.runner,
+            self.eval_reader,
+            self.eval_plans,
+            on_replaced=None if log is None else lambda items: log.left_out_of_validation(step, items, index),
+        )
         self._report(f"validation after step {self.finished_steps}: loss {evaluation.loss:.4f}")
         return evaluation
 

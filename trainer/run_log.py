@@ -1,7 +1,7 @@
 """What rank 0 writes while a run trains, in one place: plans, step records, the ledger, bad samples.
 
 before a step    plans/step_N.json          (a message about a step that fails refers to its plan)
-in a step        bad_samples.jsonl          (also those of a step that exceeds a budget)
+in a step        bad_samples.jsonl          (also those of a step that exceeds a budget, and of validations)
 after a step     ledger.jsonl, steps.jsonl  (flushed before the next step can move a weight)
 before a checkpoint                         ledger synced: no checkpoint knows more steps than the ledger
 in a checkpoint   where the last lines of both lie, so that a resume reads them and what follows, not the run
@@ -21,6 +21,7 @@ from balancer.mixture import MixtureSelector
 from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from balancer.records import RecordWriter, Replaced, StepRecord
+from dataloaders.index import CostIndex
 from trainer.bad_samples import BadSamples
 from trainer.comm import Comm
 from trainer.config import FitConfig
@@ -86,6 +87,11 @@ class RunLog:
         """List samples that were replaced in a step."""
         if items:
             self._bad.add(plan.step + 1, items)
+
+    def left_out_of_validation(self, step: int, items: tuple[Replaced, ...], index: CostIndex) -> None:
+        """List held-out samples, by their own index, that a validation after `step` steps could not read."""
+        if items:
+            self._bad.add_held_out(step, items, index)
 
     def after(self, plan: StepPlan, record: StepRecord, consumed: tuple[tuple[int, ...], ...]) -> None:
         """Record a step that has moved the weights; `consumed` are the ids of each DP rank."""

@@ -117,13 +117,13 @@ class StepRunner:
             consumed=self._consumed(statuses),
         )
 
-    def evaluate(self, batches: StepBatches) -> tuple[StepOutcome, tuple[MicroBatch | None, ...]]:
-        """Forward only, without gradients; outcome and micro-batches of this rank."""
-        statuses = self._agree(batches)
-        microbatches = self.prepare(batches.microbatches, [item for status in statuses for item in status.replaced])
+    def evaluate(self, batches: StepBatches) -> tuple[StepOutcome, tuple[MicroBatch | None, ...], tuple[Replaced, ...]]:
+        """Forward only, without gradients; outcome and micro-batches of this rank, and stand-ins of all ranks."""
+        replaced = tuple(item for status in self._agree(batches) for item in status.replaced)
+        microbatches = self.prepare(batches.microbatches, replaced)
         with torch.no_grad():
             outcome = self._execute(batches.plan, microbatches, train=False, loss_scale=1.0, start=time.perf_counter())
-        return outcome, microbatches
+        return outcome, microbatches, replaced
 
     def prepare(
         self, microbatches: Sequence[MicroBatch | None], replaced: Sequence[Replaced]

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from balancer.printable import printable
 from balancer.select import Dropped
 from dataloaders.scan import count_modalities
 from trainer.compare import Comparison
+from trainer.config import FitConfig
 from trainer.config_yaml import option_values
 from trainer.data import DataSide, notes
 from trainer.loop import FitResult, Trainer
@@ -37,7 +38,7 @@ def banner(trainer: Trainer, side: DataSide) -> str:
     parameters = sum(parameter.numel() for parameter in trainer.pieces.parameters())
     options = " ".join(f"{name}={value}" for name, value in option_values(config).items())
     mixture = report_of(plans, trainer.num_steps)
-    said = [*notes(side), *(() if mixture is None else mixture.notes())]
+    said = [*notes(side), *(() if mixture is None else mixture.notes()), *_without_effect(config)]
     return (
         f"options: {options}\n"
         f"data: {len(side.index)} samples ({kinds.text_only} text only, {kinds.image_only} with images, "
@@ -51,6 +52,17 @@ def banner(trainer: Trainer, side: DataSide) -> str:
         f"steps: {trainer.num_steps} ({plans.steps_per_epoch} per epoch), learning rate {config.lr:g} after "
         f"{trainer.warmup_steps} step(s) of warm-up" + "".join(f"\nnote: {note}" for note in said)
     )
+
+
+def _without_effect(config: FitConfig) -> list[str]:
+    """Options that were given and do nothing beside the others."""
+    default = next(field.default for field in fields(FitConfig) if field.name == "sample_timeout_s")
+    if config.num_workers or config.sample_timeout_s in (None, default):
+        return []
+    return [
+        f"--sample-timeout-s {config.sample_timeout_s:g} has no effect with --num-workers 0: only a decoding process "
+        f"can be stopped. Give --num-workers 1 or more."
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

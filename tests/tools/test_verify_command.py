@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.layout import Layout
@@ -24,7 +25,7 @@ from dataloaders.index import CostIndex, write_index
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 from tools.cli import main
-from tools.verify_command import VerifyReport, verify_run
+from tools.verify_command import VerifyReport, print_report, verify_run
 
 CAPACITIES = Capacities(tokens=4000, patches=16000)
 NUM_SAMPLES, BATCH = 23, 4
@@ -345,6 +346,20 @@ def test_the_command_prints_a_report_or_json_and_its_exit_code_tells(
     assert "does not prove that every sample was consumed once" in printed.err
     assert main(["verify", str(folder)]) == 1
     assert "WRONG: step 3" in capsys.readouterr().out
+
+
+def test_a_run_without_a_finished_step_proves_nothing_and_is_no_error(
+    tmp_path: Path, index: CostIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", index)
+    report = edited(folder, lambda lines: lines[:2])
+    assert (report.findings, report.num_steps, report.num_starts) == ((), 0, 1)
+    console = Console(width=200)
+    print_report(report, console)
+    printed = capsys.readouterr().out
+    assert "no step was finished: nothing to prove" in printed
+    assert "yes" not in printed
+    assert main(["verify", str(folder)]) == 0
 
 
 def test_no_run_and_no_ledger_are_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

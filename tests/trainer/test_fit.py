@@ -220,6 +220,31 @@ def test_one_stand_in_too_many_stops_the_run_and_names_it(
     assert "error: step 1: 1 samples could not be decoded" in capsys.readouterr().err
 
 
+def test_a_held_out_sample_that_does_not_decode_is_listed_once_and_counts_for_no_budget(
+    fit_config: MakeConfig, truncated_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = fit_config(
+        eval_data=str(truncated_corpus), eval_interval_steps=1, checkpoint_interval_steps=2, max_steps=4
+    )
+    interrupted_after(config, 3, monkeypatch)
+    assert run_fit(dataclasses.replace(config, resume=True)) == 0
+    assert (summary(config)["replaced"], summary(config)["validation"]["replaced"]) == (0, 1)
+    assert config.output is not None
+    (line,) = [json.loads(text) for text in (config.output / "bad_samples.jsonl").read_text().splitlines()]
+    assert (line["kind"], line["sample_id"], line["step"]) == ("validation", 5, 1)
+    assert (line["shard"], line["key"]) == (str(truncated_corpus), "005")
+    assert "truncated" in line["reason"]
+
+
+def test_a_limit_of_time_without_a_worker_to_stop_is_told_before_step_1(
+    fit_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_fit(fit_config("asked", max_steps=1, sample_timeout_s=7.0)) == 0
+    assert "note: --sample-timeout-s 7 has no effect with --num-workers 0" in capsys.readouterr().out
+    assert run_fit(fit_config("default", max_steps=1)) == 0
+    assert "has no effect" not in capsys.readouterr().out
+
+
 def test_a_bad_sample_counts_once_over_epochs_and_resumes(
     fit_config: MakeConfig, truncated_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
