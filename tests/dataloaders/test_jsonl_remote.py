@@ -14,6 +14,8 @@ from dataloaders.source import prefetch
 from dataloaders.storage import Storage, StorageOptions
 from tools.benchmarks.range_server import Behaviour, RangeServer
 
+pytest.importorskip("aiohttp")
+
 NUM = 12
 
 

@@ -485,6 +485,7 @@ def test_a_build_of_slices_that_is_interrupted_says_how_far_it_is(
 def test_data_at_a_url_are_indexed_by_several_processes_and_ranges_kept_where_asked(
     lines: str, shards: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("aiohttp")
     with RangeServer(tmp_path) as server:
         common = ("--model", str(model), "--workers", "2", "--cache-dir", str(tmp_path / "kept"), "--output")
         urls = [server.url(f"l{number}.jsonl") for number in range(2)]
