@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,9 @@ def ids_of(results: list[Done | Failed]) -> list[Any]:
 
 
 def children() -> list[int]:
-    return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # of multiprocessing, started by other tests
+    found = [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [pid for pid in found if pid != tracker]
 
 
 def open_files() -> list[str]:
