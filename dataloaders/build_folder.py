@@ -8,13 +8,16 @@ INDEX/                           the index itself, moved here whole; then INDEX.
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dataloaders.errors import IndexFormatError
 from dataloaders.index import unwritable
+from dataloaders.storage import shown
 
+MAX_NAMED = 5
+OTHERWISE = "choose another folder, or replace this index with --replace (in Python: replace=True)."
 _LOCK = "lock"
 
 
@@ -46,6 +49,19 @@ def remove_units(building: Path) -> None:
     for path in building.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def check_none_lost(folder: Path | None, held: Sequence[str], named: set[str], *, noun: str) -> None:
+    """Raise IndexFormatError where an index in `folder` holds files that are not among those that are named."""
+    lost = [file for file in held if file not in named]
+    if lost:
+        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
+        raise IndexFormatError(
+            f"{len(lost)} of the {len(held)} {noun}s in this index are not among those that are named: "
+            f"{', '.join(map(shown, lost[:MAX_NAMED]))}{more}",
+            place=str(folder),
+            remedy=f"Name them too, {OTHERWISE}",
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import replace as replace_field
 from pathlib import Path
 
 from dataloaders import member_cache
-from dataloaders.build_folder import build_folder, remove_units
+from dataloaders.build_folder import OTHERWISE, build_folder, check_none_lost, remove_units
 from dataloaders.build_progress import BuildProgress, Tracker
 from dataloaders.errors import DataError, IndexFormatError, SourceError
 from dataloaders.estimators.base import TokenEstimator
@@ -38,11 +38,10 @@ from dataloaders.shard_scan import (
     shard_job,
     table_of_unit,
 )
-from dataloaders.storage import FileState, Storage, shown
+from dataloaders.storage import FileState, Storage
 from dataloaders.tar_pass import base_name, source_fingerprint
 from dataloaders.tar_source import TarSource, shard_states
 
-MAX_NAMED = 5
 _logger = logging.getLogger(__name__)
 SMALL_BYTES = 256 * 1024**2  # below it, starting processes takes longer than scanning
 
@@ -225,29 +224,18 @@ def _old_index(folder: Path, options: ScanOptions, estimator: TokenEstimator, *,
 
 def _check_kept(old: CostIndex, paths: Sequence[str], part: PartOf | None) -> None:
     """Refuse to make another part of an index, or to lose shards or samples that are in it."""
-    remedy = "choose another folder, or replace this index with --replace (in Python: replace=True)."
+    remedy = OTHERWISE[0].upper() + OTHERWISE[1:]
     was, now = (None if each is None else (each.number, each.count) for each in (old.part, part))
     if was != now:
         of, to = ("an index of all shards" if each is None else f"part {each}" for each in (old.part, part))
-        raise IndexFormatError(
-            f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy[0].upper() + remedy[1:]
-        )
+        raise IndexFormatError(f"this is {of}, and would become {to}", place=str(old.folder), remedy=remedy)
     if not old.shards and len(old):
         raise IndexFormatError(
             f"this is an index of {len(old)} samples that are not in tar shards",
             place=str(old.folder),
-            remedy=remedy[0].upper() + remedy[1:],
+            remedy=remedy,
         )
-    kept = set(paths)
-    lost = [shard.path for shard in old.shards if shard.path not in kept]
-    if lost:
-        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
-        raise IndexFormatError(
-            f"{len(lost)} of the {len(old.shards)} shards in this index are not among those that are named: "
-            f"{', '.join(map(shown, lost[:MAX_NAMED]))}{more}",
-            place=str(old.folder),
-            remedy=f"Name them too, {remedy}",
-        )
+    check_none_lost(old.folder, [shard.path for shard in old.shards], set(paths), noun="shard")
 
 
 def _tell_unchanged(

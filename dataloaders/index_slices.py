@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataloaders.build_folder import build_folder, remove_units
+from dataloaders.build_folder import OTHERWISE, build_folder, check_none_lost, remove_units
 from dataloaders.build_progress import BuildProgress, Tracker
 from dataloaders.errors import IndexFormatError, Reason, RecordError
 from dataloaders.estimators.base import TokenEstimator
@@ -26,10 +26,8 @@ from dataloaders.index_workers import Report, TravelError, num_cpus, scan_here, 
 from dataloaders.scan_rows import ScanOptions, check_estimator, check_source, raise_unfit, rules_in_words
 from dataloaders.slice_scan import SLICE_SAMPLES, SliceContext, SliceJob, finished_slice, open_slice, slice_jobs
 from dataloaders.source import SampleSource, shard_and_key
-from dataloaders.storage import shown
 
 SMALL_SAMPLES = 10_000  # below it, starting processes takes longer than scanning
-MAX_NAMED = 5
 MAX_SPOTS = 1000  # samples whose media are looked at before an index is taken as it is
 _logger = logging.getLogger(__name__)
 
@@ -157,7 +155,6 @@ def _old_index(folder: Path, context: SliceContext, *, replace: bool) -> CostInd
 
 def _check_replaceable(old: CostIndex, context: SliceContext) -> None:
     expected = context.options.key(context.source.fingerprint, context.estimator)
-    remedy = "choose another folder, or replace this index with --replace (in Python: replace=True)."
     differing = old.key.differences(
         expected,
         but=("source",),
@@ -165,17 +162,9 @@ def _check_replaceable(old: CostIndex, context: SliceContext) -> None:
         expected_rules=rules_in_words(context.estimator, context.options.encoder),
     )
     if differing:
-        raise foreign(str(old.folder), differing, remedy[0].upper() + remedy[1:])
+        raise foreign(str(old.folder), differing, OTHERWISE[0].upper() + OTHERWISE[1:])
     if old.key.source == expected.source:
         return
     kept = {shard_and_key(context.source, i)[0] for i in range(len(context.source))}
     files = sorted(set(old.names["shard"].unique().to_pylist()) - {""})
-    lost = [file for file in files if file not in kept]
-    if lost:
-        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
-        raise IndexFormatError(
-            f"{len(lost)} of the {len(files)} files in this index are not among those that are named: "
-            f"{', '.join(map(shown, lost[:MAX_NAMED]))}{more}",
-            place=str(old.folder),
-            remedy=f"Name them too, {remedy}",
-        )
+    check_none_lost(old.folder, files, kept, noun="file")

@@ -38,18 +38,14 @@ def table_of(states: Sequence[FileState], storage: Storage, folder: Path | None 
     if folder is None:
         return _made(states, [], storage)
     path = folder / f"{_name(states)}{SUFFIX}"
-    tables = _kept(folder, path)
-    if tables and list(tables[0].files) == list(states):
-        return tables[0]
-    return _written(_made(states, tables, storage), path)
+    current, tables = _kept(states, path)
+    return current if current is not None else _written(_made(states, tables, storage), path)
 
 
 def known_rows(states: Sequence[FileState], folder: Path) -> MemberTable | None:
     """Rows of those of the shards that are unchanged in the folder; None where none is. No header is read."""
-    tables = _kept(folder, folder / f"{_name(states)}{SUFFIX}")
-    if tables and list(tables[0].files) == list(states):
-        return tables[0]
-    return _collected(states, tables, partly=True)
+    current, tables = _kept(states, folder / f"{_name(states)}{SUFFIX}")
+    return current if current is not None else _collected(states, tables, partly=True)
 
 
 def keep_rows(states: Sequence[FileState], tables: Sequence[MemberTable], folder: Path) -> bool:
@@ -59,8 +55,8 @@ def keep_rows(states: Sequence[FileState], tables: Sequence[MemberTable], folder
         SourceError: nothing can be written there.
     """
     path = folder / f"{_name(states)}{SUFFIX}"
-    kept = _kept(folder, path)
-    if kept and list(kept[0].files) == list(states):
+    current, kept = _kept(states, path)
+    if current is not None:
         return True
     table = _collected(states, [*tables, *kept], partly=False)
     if table is not None:
@@ -80,10 +76,12 @@ def _collected(states: Sequence[FileState], tables: Sequence[MemberTable], *, pa
     return builder.table()
 
 
-def _kept(folder: Path, path: Path) -> list[MemberTable]:
-    """The tables in the folder: first the one of this list of shards, where it is there."""
+def _kept(states: Sequence[FileState], path: Path) -> tuple[MemberTable | None, list[MemberTable]]:
+    """(the table of these shards as they are, []); where it is not in the folder, (None, tables with rows of some)."""
     known = _opened(path)
-    return ([] if known is None else [known]) + list(_others(folder, path))
+    if known is not None and list(known.files) == list(states):
+        return known, []  # others are not looked at: each costs a pass over its columns
+    return None, [*([] if known is None else [known]), *_others(path)]
 
 
 def _written(table: MemberTable, path: Path) -> MemberTable:
@@ -129,10 +127,10 @@ def _opened(path: Path) -> MemberTable | None:
         return None
 
 
-def _others(folder: Path, but: Path) -> Iterator[MemberTable]:
-    """The newest tables of other lists of shards."""
+def _others(but: Path) -> Iterator[MemberTable]:
+    """The newest tables of other lists of shards, beside that of this one."""
     try:
-        paths = [entry for entry in os.scandir(folder) if entry.name.endswith(SUFFIX) and entry.path != str(but)]
+        paths = [entry for entry in os.scandir(but.parent) if entry.name.endswith(SUFFIX) and entry.path != str(but)]
         paths.sort(key=lambda entry: -entry.stat().st_mtime_ns)
     except OSError:
         return

@@ -27,9 +27,8 @@ from dataloaders.index import Confidence, CostIndex, IndexKey
 from dataloaders.index_build import build_shards, is_current
 from dataloaders.index_slices import build_slices, has_its_media
 from dataloaders.probe import ProbeLimits
-from dataloaders.record_parser import RecordLimits
 from dataloaders.scan_rows import ScanOptions, Unfit, check_estimator, check_source, raise_unfit, scan_rows
-from dataloaders.source import SampleSource
+from dataloaders.source import SampleSource, record_limits
 from dataloaders.tar_source import TarSource
 
 Progress = Callable[[int, int], None]
@@ -206,12 +205,11 @@ def _options(
     unfit: Unfit,
 ) -> ScanOptions:
     check_source(source)
-    record_limits = getattr(source, "record_limits", None)
     return ScanOptions(
         encoder=encoder or ByteEncoder(train_on=train_on),
         apply_orientation=apply_orientation,
         limits=limits or ProbeLimits(),
-        record_limits=record_limits if isinstance(record_limits, RecordLimits) else RecordLimits(),
+        record_limits=record_limits(source),
         unfit=unfit,
     )
 

@@ -23,13 +23,15 @@ from dataloaders.index_format import ShardRows
 from dataloaders.probe import ProbeLimits, probe_image, probe_video
 from dataloaders.record import MediaRef, Record
 from dataloaders.record_parser import RecordLimits
-from dataloaders.source import SampleSource, shard_and_key
+from dataloaders.source import SampleSource, prefetch_heads, shard_and_key
 
 Progress = Callable[[int, int], None]
 Unfit: TypeAlias = Literal["skip", "clamp", "error"]
 UNFIT: tuple[Unfit, ...] = ("skip", "clamp", "error")
 MAX_MESSAGE = 1000
 MAX_LISTED = 20
+AHEAD = 256  # samples whose texts and first bytes of media are fetched ahead from remote storage
+HEAD_BYTES = 16 * 1024  # of every medium
 # Raise it with every change of what a scan accepts, counts or names; cached indices are then built again.
 RULES_VERSION = 3
 
@@ -83,7 +85,10 @@ def scan_rows(
 ) -> CostIndex:
     """As `scan_source`, but unfit media are rows under every policy: a part of a source does not know the others."""
     scanner, rows = _Scanner(source, estimator, options), _Rows()
+    _fetch_ahead(source, 0)
     for i in range(len(source)):
+        if i % AHEAD == 0:
+            _fetch_ahead(source, i + AHEAD)
         try:
             scanner.add(i, rows)
         except (MediaError, RecordError) as error:
@@ -92,6 +97,12 @@ def scan_rows(
             progress(i + 1, len(source))
     rules = rules_in_words(estimator, options.encoder)
     return rows.to_index(options.key(source.fingerprint, estimator), rules, shards)
+
+
+def _fetch_ahead(source: SampleSource, start: int) -> None:
+    ids = range(start, min(start + AHEAD, len(source)))
+    if ids:
+        prefetch_heads(source, ids, HEAD_BYTES)
 
 
 def rules_in_words(estimator: TokenEstimator, encoder: RecordEncoder) -> dict[str, str]:

@@ -9,8 +9,8 @@ is. What happens inside a unit depends on that shard and the options alone, neve
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +20,12 @@ from dataloaders.index import CostIndex, write_index
 from dataloaders.index_format import AGAIN, ShardRows
 from dataloaders.member_table import MemberTable, selected
 from dataloaders.scan_rows import ScanOptions, scan_rows
+from dataloaders.source import SampleSource
 from dataloaders.storage import FileState, Storage, shown
 from dataloaders.tar_groups import TarReport, add_report, report_json
 from dataloaders.tar_source import TarSource
 
 MEMBERS = "members"  # folder of tables beside the units
-AHEAD = 256  # samples whose texts and first bytes of media are fetched ahead from remote shards
-HEAD_BYTES = 16 * 1024  # of every medium
 Progress = Callable[[int, int], None]
 
 
@@ -127,19 +126,7 @@ def scan_shard(job: ShardJob, context: ScanContext, progress: Progress | None = 
         num_samples=state.num_samples,
         report=report_json(source.report) if source.report.lines() else "",
     )
-    done = [0]
-
-    def count(samples: int, total: int) -> None:
-        done[0] = samples
-        if samples % AHEAD == 0:
-            _fetch_ahead(source, samples + AHEAD)
-        if progress is not None:
-            progress(samples, total)
-
-    _fetch_ahead(source, 0)
-    _fetch_ahead(source, AHEAD)
-    with explained_faults(lambda: source.place(done[0])):
-        index = scan_rows(source, context.estimator, context.options, shards=[shard], progress=count)
+    index = scan_piece(source, context.estimator, context.options, shards=[shard], progress=progress)
     if shard.state != job.state or context.storage.states([job.path]) != [job.file]:
         raise SourceError(
             "the shard changed while it was scanned",
@@ -174,16 +161,33 @@ def table_of_unit(job: ShardJob, context: ScanContext) -> MemberTable | None:
     return table if table.find(job.file) is not None else None
 
 
-@contextmanager
-def explained_faults(place: Callable[[], str]) -> Iterator[None]:
-    """What fails in the scan of a piece, other than storage and data, with the place of the sample.
+def scan_piece(
+    source: SampleSource,
+    estimator: TokenEstimator,
+    options: ScanOptions,
+    *,
+    shards: Sequence[ShardRows] = (),
+    progress: Progress | None = None,
+) -> CostIndex:
+    """`scan_rows` of a piece; what fails in it, other than storage and data, comes with the place of the sample.
 
     Raises:
         SourceError: memory ran out.
         DataError: a fault of the estimator or the encoder.
     """
+    done = 0
+
+    def count(samples: int, total: int) -> None:
+        nonlocal done
+        done = samples
+        if progress is not None:
+            progress(samples, total)
+
+    def place() -> str:
+        return source.place(min(done, len(source) - 1))
+
     try:
-        yield
+        return scan_rows(source, estimator, options, shards=shards, progress=count)
     except (OSError, DataError):
         raise
     except MemoryError as error:
@@ -198,12 +202,6 @@ def explained_faults(place: Callable[[], str]) -> Iterator[None]:
             place=place(),
             remedy="This is a fault of the estimator or the encoder; please report it with that sample.",
         ) from error
-
-
-def _fetch_ahead(source: TarSource, start: int) -> None:
-    ids = range(start, min(start + AHEAD, len(source)))
-    if ids:
-        source.prefetch_heads(ids, HEAD_BYTES)
 
 
 def shard_notes(shards: Iterable[ShardRows]) -> list[str]:

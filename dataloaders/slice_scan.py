@@ -21,9 +21,9 @@ from dataloaders.estimators.base import TokenEstimator
 from dataloaders.index import CostIndex, IndexKey, write_index
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
-from dataloaders.scan_rows import ScanOptions, scan_rows
-from dataloaders.shard_scan import AHEAD, explained_faults
-from dataloaders.source import SampleSource, prefetch, shard_and_key
+from dataloaders.scan_rows import ScanOptions
+from dataloaders.shard_scan import scan_piece
+from dataloaders.source import SampleSource, prefetch_heads, shard_and_key
 
 SLICE_SAMPLES = 2000
 Progress = Callable[[int, int], None]
@@ -81,19 +81,8 @@ class SliceJob:
             OSError, SourceError: the source cannot be read, or memory ran out.
             DataError: a fault in the estimator or the encoder, with the place.
         """
-        part, done = SourceSlice(context.source, self), [0]
-
-        def count(samples: int, total: int) -> None:
-            done[0] = samples
-            if samples % AHEAD == 0:
-                _fetch_ahead(part, samples + AHEAD)
-            if progress is not None:
-                progress(samples, total)
-
-        with explained_faults(lambda: part.place(min(done[0], self.size - 1))):
-            _fetch_ahead(part, 0)
-            _fetch_ahead(part, AHEAD)
-            index = scan_rows(part, context.estimator, context.options, progress=count)
+        part = SourceSlice(context.source, self)
+        index = scan_piece(part, context.estimator, context.options, progress=progress)
         write_index(context.unit(self), index)
         return len(index)
 
@@ -128,9 +117,9 @@ class SourceSlice:
         """Shard and key of sample `i` of the slice."""
         return shard_and_key(self._source, self._start + i)
 
-    def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
+    def prefetch_heads(self, ids: Sequence[int], num_bytes: int) -> None:
         """Pass the hint on."""
-        prefetch(self._source, [self._start + i for i in ids], media=media)
+        prefetch_heads(self._source, [self._start + i for i in ids], num_bytes)
 
 
 def slice_jobs(source: SampleSource, size: int = SLICE_SAMPLES) -> list[SliceJob]:
@@ -172,9 +161,3 @@ def finished_slice(job: SliceJob, context: SliceContext) -> CostIndex | None:
 def open_slice(job: SliceJob, context: SliceContext) -> CostIndex:
     """The unit of a slice. Raises IndexFormatError where there is none that was made with these options."""
     return CostIndex.open(context.unit(job), context.key(job), map_small=False)
-
-
-def _fetch_ahead(part: SourceSlice, start: int) -> None:
-    ids = range(start, min(start + AHEAD, len(part)))
-    if ids:
-        part.prefetch(ids, media=False)

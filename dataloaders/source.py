@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
+from dataloaders.record_parser import RecordLimits
 
 
 @runtime_checkable
@@ -54,6 +55,15 @@ class Prefetching(Protocol):
 
 
 @runtime_checkable
+class HeadPrefetching(Protocol):
+    """A source that can start fetching the beginnings of media, where their headers are."""
+
+    def prefetch_heads(self, ids: Sequence[int], num_bytes: int) -> None:
+        """Start fetching the texts of samples `ids`, and up to `num_bytes` of each of their media; returns at once."""
+        ...
+
+
+@runtime_checkable
 class Naming(Protocol):
     """A source that knows what its samples are called without parsing them."""
 
@@ -65,6 +75,12 @@ class Naming(Protocol):
 def shard_and_key(source: SampleSource, i: int) -> tuple[str, str]:
     """(shard, key) of sample `i`, whatever its record holds; ("", its place) for sources without `shard_and_key`."""
     return source.shard_and_key(i) if isinstance(source, Naming) else ("", source.place(i))
+
+
+def record_limits(source: SampleSource) -> RecordLimits:
+    """Bounds on a record: `source.record_limits`, or the usual ones for sources without."""
+    own = getattr(source, "record_limits", None)
+    return own if isinstance(own, RecordLimits) else RecordLimits()
 
 
 class Sharded(Protocol):
@@ -95,3 +111,16 @@ def prefetch(source: SampleSource, ids: Sequence[int], *, media: bool = True) ->
     """
     if isinstance(source, Prefetching):
         source.prefetch(ids, media=media)
+
+
+def prefetch_heads(source: SampleSource, ids: Sequence[int], num_bytes: int) -> None:
+    """Tell a source which samples are scanned next; one that fetches no beginnings of media is told of the texts.
+
+    Args:
+        ids: samples, in the order of reading.
+        num_bytes: so much of every medium, at most.
+    """
+    if isinstance(source, HeadPrefetching):
+        source.prefetch_heads(ids, num_bytes)
+    else:
+        prefetch(source, ids, media=False)

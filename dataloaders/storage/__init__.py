@@ -17,8 +17,6 @@ from dataloaders.storage.read_ahead import ReadAhead as ReadAhead
 from dataloaders.storage.storage import Storage as Storage
 from dataloaders.storage.urls import absolute as absolute
 from dataloaders.storage.urls import check_scheme as check_scheme
-from dataloaders.storage.urls import check_shards as check_shards
-from dataloaders.storage.urls import expand_urls as expand_urls
 from dataloaders.storage.urls import is_local as is_local
 from dataloaders.storage.urls import list_urls as list_urls
 from dataloaders.storage.urls import missing_files as missing_files

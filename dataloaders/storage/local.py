@@ -100,12 +100,11 @@ class LocalFiles:
 
 def local_state(url: str) -> FileState | None:
     """State of the regular file at `url`; None where there is none."""
-    path = local_path(url)
     try:
-        status = os.stat(path)
+        status = os.stat(local_path(url))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _state(url, status) if os.path.isfile(path) else None
+    return _state(url, status) if stat.S_ISREG(status.st_mode) else None
 
 
 def check_unchanged(expect: FileState, found: FileState) -> None:

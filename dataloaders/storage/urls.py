@@ -87,27 +87,9 @@ def list_urls(
     return found
 
 
-def expand_urls(urls: str | Sequence[str]) -> list[str]:
-    """`list_urls` of local shards, checked to be there.
-
-    Raises:
-        SourceError: as `list_urls`; a scheme is remote; shards are missing (all are listed).
-    """
-    shards = list_urls(urls, schemes=("file",))
-    check_shards(shards)
-    return shards
-
-
 def repeated(names: Iterable[str]) -> list[str]:
     """Those that occur more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
-
-
-def check_shards(shards: Sequence[str], *, noun: str = "shard") -> None:
-    """Raise SourceError that lists those of the local files `shards` that are not there."""
-    missing = [shard for shard in shards if not os.path.isfile(shard)]
-    if missing:
-        raise missing_files(missing, len(shards), noun=noun)
 
 
 def missing_files(missing: Sequence[str], num_files: int, *, noun: str = "shard") -> MissingFileError:

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -391,52 +390,18 @@ def test_the_home_folder_is_expanded(shards: Path, tmp_path: Path, monkeypatch: 
     assert len(os.listdir(shards)) == 5
 
 
-_SCRIPT = """
-import multiprocessing, os, signal, sys
-from dataloaders.estimators import Qwen25VLEstimator
+_BUILD = """
 from dataloaders.index_build import build_shards
-
-def act(state):
-    if state.shards == 2 and not done:
-        done.append(1)
-        children = multiprocessing.active_children()
-        print(*(child.pid for child in children), flush=True)
-        if sys.argv[3] == "worker":
-            for child in children:
-                os.kill(child.pid, signal.SIGKILL)
-        else:
-            os.kill(os.getpid(), getattr(signal, sys.argv[3]))
-
-done = []
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 build_shards(sys.argv[1], Qwen25VLEstimator(), sys.argv[2], workers=2, progress=act)
 """
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGINT", "worker"])
 def test_a_build_that_is_ended_leaves_no_process_and_goes_on_where_it_was(
-    signal_name: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signal_name: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_build: Callable[..., None]
 ) -> None:
     urls, folder = str(shards / "*.tar"), tmp_path / "index"
-    command = [sys.executable, "-c", _SCRIPT, urls, str(folder), signal_name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    expected = {"SIGKILL": "", "SIGINT": "KeyboardInterrupt", "worker": "SourceError: a scanning process was lost"}
-    assert done.returncode != 0
-    assert expected[signal_name] in done.stderr
-    workers = [int(pid) for pid in done.stdout.split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 20
-    while not all(map(_gone, workers)):
-        assert time.monotonic() < deadline, "workers outlive the build"
-        time.sleep(0.05)
-    assert not folder.exists()
+    end_build(_BUILD, urls, folder, signal_name)
     scanned = Scanned(monkeypatch)
     _same(scan_source(TarSource(urls), ESTIMATOR), build_shards(urls, ESTIMATOR, folder))
     assert len(scanned.take()) <= 3  # two shards were finished

@@ -3,10 +3,8 @@
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -204,53 +202,19 @@ def test_finished_slices_are_kept_and_not_scanned_again(
     assert build_slices(source, ESTIMATOR, tmp_path / "index", progress=pytest.fail).key == index.key
 
 
-_SCRIPT = """
-import multiprocessing, os, signal, sys
-from dataloaders.estimators import Qwen25VLEstimator
+_BUILD = """
 from dataloaders.index_slices import build_slices
 from dataloaders.jsonl_source import JsonlSource
-
-def act(state):
-    if state.shards == 2 and not done:
-        done.append(1)
-        children = multiprocessing.active_children()
-        print(*(child.pid for child in children), flush=True)
-        if sys.argv[3] == "worker":
-            for child in children:
-                os.kill(child.pid, signal.SIGKILL)
-        else:
-            os.kill(os.getpid(), getattr(signal, sys.argv[3]))
-
-done = []
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 build_slices(JsonlSource(sys.argv[1]), Qwen25VLEstimator(), sys.argv[2], workers=2, slice_samples=4, progress=act)
 """
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGINT", "worker"])
 def test_a_build_that_is_ended_leaves_no_process_and_goes_on_where_it_was(
-    signal_name: str, jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signal_name: str, jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_build: Callable[..., None]
 ) -> None:
     urls, folder = str(jsonl / "*.jsonl"), tmp_path / "index"
-    command = [sys.executable, "-c", _SCRIPT, urls, str(folder), signal_name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    expected = {"SIGKILL": "", "SIGINT": "KeyboardInterrupt", "worker": "SourceError: a scanning process was lost"}
-    assert done.returncode != 0
-    assert expected[signal_name] in done.stderr
-    workers = [int(pid) for pid in done.stdout.split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 20
-    while not all(map(_gone, workers)):
-        assert time.monotonic() < deadline, "workers outlive the build"
-        time.sleep(0.05)
-    assert not folder.exists()
+    end_build(_BUILD, urls, folder, signal_name)
     source, scanned = JsonlSource(urls), Scanned(monkeypatch)
     index = build_slices(source, ESTIMATOR, folder, slice_samples=4)
     assert len(scanned.take()) <= 4  # of six, two were finished

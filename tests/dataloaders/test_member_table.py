@@ -128,6 +128,24 @@ def test_several_sources_share_a_folder(shards: Path, tmp_path: Path, monkeypatc
     assert all(name.endswith(".members") for name in names)
 
 
+def test_opening_a_current_table_looks_through_no_other_one(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = tmp_path / "members"
+    for urls in ("s0.tar", "s1.tar", "*.tar"):
+        TarSource(str(shards / urls), members=members)
+    checked: list[Path] = []
+    original = member_cache._opened
+
+    def counted(path: Path) -> MemberTable | None:
+        checked.append(path)
+        return original(path)
+
+    monkeypatch.setattr(member_cache, "_opened", counted)
+    source = TarSource(str(shards / "*.tar"), members=members)
+    assert checked == [source.table.path]
+
+
 def test_a_source_with_a_folder_travels_as_a_path(shards: Path, tmp_path: Path) -> None:
     source = TarSource(str(shards / "*.tar"), members=tmp_path / "members")
     sent = pickle.dumps(source)

@@ -19,8 +19,9 @@ from dataloaders.estimators import Qwen25VLEstimator
 from dataloaders.index import CostIndex
 from dataloaders.index_build import Part, build_shards
 from dataloaders.index_merge import merge_parts
+from dataloaders.index_slices import build_slices
 from dataloaders.member_table import MemberTable
-from dataloaders.scan import build_index
+from dataloaders.scan import build_index, scan_source
 from dataloaders.source import prefetch
 from dataloaders.storage import Storage, StorageOptions
 from dataloaders.tar_index_files import IndexFiles
@@ -247,6 +248,23 @@ def test_an_index_of_a_source_passes_over_no_header_again(
     index = build_index(source, ESTIMATOR, tmp_path / "index")
     assert len(index) == 24
     assert index.bad == []
+
+
+@pytest.mark.parametrize("how", ["scan_source", "build_shards", "build_slices"])
+def test_every_scan_fetches_texts_and_the_heads_of_media_ahead(
+    how: str, server: RangeServer, storage: Storage, folder: Path, tmp_path: Path
+) -> None:
+    local = scan_source(TarSource(f"{folder}/s*.tar"), ESTIMATOR)
+    source = TarSource(_urls(server), storage=storage)
+    assert storage.counters.prefetch_hits == 0
+    if how == "scan_source":
+        index = scan_source(source, ESTIMATOR)
+    elif how == "build_shards":
+        index = build_shards(_urls(server), ESTIMATOR, tmp_path / "index", storage=storage, table=source.table)
+    else:
+        index = build_slices(source, ESTIMATOR, tmp_path / "index", slice_samples=7)
+    assert all(np.array_equal(index.samples[name], column) for name, column in local.samples.items())
+    assert storage.counters.prefetch_hits >= 2 * len(source), "a text and the head of a picture each"
 
 
 @pytest.mark.parametrize("kept", [True, False])

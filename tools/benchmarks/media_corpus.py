@@ -82,13 +82,14 @@ def _write_shards(folder: Path, name: str, samples: list[tuple[str, bytes]]) -> 
         path = folder / f"{name}-{start // SAMPLES_PER_SHARD:03d}.tar"
         with tarfile.open(path, "w") as tar:
             for i, (kind, data) in enumerate(samples[start : start + SAMPLES_PER_SHARD], start):
-                _add(tar, f"{i:06d}.{kind}", data)
-                _add(tar, f"{i:06d}.txt", f"a picture of the kind {i % 7}".encode())
+                add_member(tar, f"{i:06d}.{kind}", data)
+                add_member(tar, f"{i:06d}.txt", f"a picture of the kind {i % 7}".encode())
         shards.append(path)
     return shards
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file to an archive."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tools.benchmarks.media_corpus import add_member
+
 SIZES_PX = ((640, 480), (480, 640), (800, 600), (600, 600), (768, 512))  # width, height
 _NOUNS = ("harbour", "market", "bridge", "garden", "kitchen", "station", "valley")
 
@@ -36,8 +38,8 @@ def write_remote_corpus(
         path = folder / f"remote-{start // samples_per_shard:03d}.tar"
         with tarfile.open(path, "w") as tar:
             for number in range(start, start + samples_per_shard):
-                _add(tar, f"{number:06d}.jpg", pictures[int(draw.integers(num_pictures))])
-                _add(tar, f"{number:06d}.json", _record(draw, number))
+                add_member(tar, f"{number:06d}.jpg", pictures[int(draw.integers(num_pictures))])
+                add_member(tar, f"{number:06d}.json", _record(draw, number))
         shards.append(path)
     return shards
 
@@ -60,9 +62,3 @@ def _record(draw: np.random.Generator, number: int) -> bytes:
         {"role": "assistant", "content": f"It shows a {' and a '.join(words)}."},
     ]
     return json.dumps({"messages": messages}).encode()
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    tar.addfile(info, io.BytesIO(content))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dataloaders.errors import SourceError
-from dataloaders.storage import Storage, StorageOptions, check_scheme, expand_urls, list_urls, shown, urls
+from dataloaders.storage import FileState, Storage, StorageOptions, check_scheme, list_urls, shown, urls
 from dataloaders.storage.urls import local_path, scheme_of
 
 
@@ -84,14 +84,19 @@ def test_what_is_no_list_of_files_is_an_error(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(urls, "MAX_SHARDS", 500)
     with pytest.raises(SourceError, match=message):
-        urls.check_shards(list_urls(given))
+        Storage().states(list_urls(given))
+
+
+def _local_states(given: str) -> list[FileState]:
+    local_only = Storage(StorageOptions(schemes=("file",)))
+    return local_only.states(local_only.list(given))
 
 
 def test_missing_files_are_listed_and_a_folder_gets_a_hint(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"2 of 2 shards are missing or no files: .*a-0.tar, .*a-1.tar. Check"):
-        expand_urls(f"{tmp_path}/a-{{0..1}}.tar")
+        _local_states(f"{tmp_path}/a-{{0..1}}.tar")
     with pytest.raises(SourceError, match=rf"For a folder write {tmp_path}/\*\.tar"):
-        expand_urls(str(tmp_path))
+        _local_states(str(tmp_path))
     with pytest.raises(SourceError, match=r"1 of 1 tables are missing or no files: "):
         Storage().states([f"{tmp_path}/a"], noun="table")
 
@@ -105,7 +110,7 @@ def test_only_configured_schemes_are_opened(tmp_path: Path) -> None:
             with pytest.raises(SourceError, match=r"the scheme 'file'|the scheme 'http'|commands are not run"):
                 action(url)
     with pytest.raises(SourceError, match=r"'https://h/a.tar' is not a local file.*Copy the shards"):
-        expand_urls("https://h/a.tar")
+        _local_states("https://h/a.tar")
 
 
 def test_messages_hold_no_passwords_and_no_signatures() -> None:
