@@ -254,7 +254,7 @@ def _chain(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Decompressor(Protocol):
-    """What the three decompressors have in common."""
+    """What `bz2` and `lzma` offer, and `_Gzip` as well."""
 
     @property
     def eof(self) -> bool: ...
@@ -262,12 +262,12 @@ class _Decompressor(Protocol):
     @property
     def unused_data(self) -> bytes: ...
 
-    def feed(self, data: bytes, most: int) -> bytes: ...
-
     @property
-    def hungry(self) -> bool:
+    def needs_input(self) -> bool:
         """Whether it gives nothing more without new input."""
         ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _Gzip:
@@ -285,35 +285,13 @@ class _Gzip:
         return self._inner.unused_data
 
     @property
-    def hungry(self) -> bool:
+    def needs_input(self) -> bool:
         return not self._left
 
-    def feed(self, data: bytes, most: int) -> bytes:
-        out = self._inner.decompress(self._left + data if self._left else data, most)
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        out = self._inner.decompress(self._left + data if self._left else data, max_length)
         self._left = self._inner.unconsumed_tail
         return out
-
-
-class _Block:
-    """`bz2` and `lzma`."""
-
-    def __init__(self, inner: "bz2.BZ2Decompressor | lzma.LZMADecompressor") -> None:
-        self._inner = inner
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    @property
-    def hungry(self) -> bool:
-        return self._inner.needs_input
-
-    def feed(self, data: bytes, most: int) -> bytes:
-        return self._inner.decompress(data, most)
 
 
 def _decoder(head: bytes, limits: StreamLimits, place: str) -> Callable[[], _Decompressor] | None:
@@ -321,9 +299,9 @@ def _decoder(head: bytes, limits: StreamLimits, place: str) -> Callable[[], _Dec
     if head.startswith(b"\x1f\x8b\x08"):
         return _Gzip
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
-        return lambda: _Block(bz2.BZ2Decompressor())
+        return bz2.BZ2Decompressor
     if head.startswith(b"\xfd7zXZ\x00"):
-        return lambda: _Block(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limits.xz_memory_bytes))
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limits.xz_memory_bytes)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         raise SourceError("this is a zstd file", place=place, remedy="Compress it again by gzip, bzip2 or xz, or not.")
     return None
@@ -344,14 +322,14 @@ def _decompressed(
     decoder, taken, given = make(), 0, 0
     for compressed in _pieces(chunks):
         data, taken = compressed, taken + len(compressed)
-        while data or not decoder.hungry:
+        while data or not decoder.needs_input:
             if decoder.eof:
                 data = data.lstrip(b"\0")  # padding between streams
                 if not data:
                     break
                 decoder = make()
             try:
-                piece = decoder.feed(data, _DECOMPRESSED_CHUNK)
+                piece = decoder.decompress(data, _DECOMPRESSED_CHUNK)
             except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
                 raise _corrupt(error, given, place) from error
             data = decoder.unused_data if decoder.eof else b""

@@ -50,7 +50,7 @@ def decode_image(
     """Decode an image to its planned patches: float32 [t * h * w, patch_dim] (1176 for Qwen2.5-VL).
 
     Raises:
-        MediaError: `truncated`, `corrupt`, `unknown_format`, `too_large`, ...; the caller substitutes `stand_in`.
+        MediaError: `truncated`, `corrupt`, `unknown_format`, `too_large`, ...; the caller puts zeros there.
     """
     return decode_image_report(
         data, item, apply_orientation=apply_orientation, pixels=pixels, limits=limits, place=place

@@ -38,7 +38,7 @@ def decode_video(
 
     Raises:
         MediaError: not one frame decodes (`truncated` or `corrupt`), the file cannot be opened, or too much of it is
-            damaged; the caller substitutes `stand_in`.
+            damaged; the caller puts zeros there.
         DataError: there is no such decoder here.
     """
     pixels, limits = pixels or PixelConfig(), limits or ProbeLimits()

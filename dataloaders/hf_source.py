@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataloaders.errors import DataError, SourceError
-from dataloaders.media_files import as_schemes
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.record_parser import RecordLimits
-from dataloaders.row_source import RowOptions, RowSource, listed
+from dataloaders.row_source import RowOptions, RowSource, listed, needed_columns
 from dataloaders.rows import RowFields, check_fields
 from dataloaders.storage import Storage
 
@@ -62,16 +61,8 @@ class HFDatasetSource(RowSource):
         media_limits: ProbeLimits | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        options = RowOptions(
-            fields=fields or RowFields(),
-            media_root=media_root,
-            media_schemes=as_schemes(media_schemes),
-            follow_links=follow_links,
-            limits=limits or RecordLimits(),
-            media_limits=media_limits or ProbeLimits(),
-        )
+        options = RowOptions.of(fields, media_root, media_schemes, limits, media_limits, follow_links=follow_links)
         super().__init__(options, storage=storage)
-        self._extra = tuple(columns)
         self._folder = None if not isinstance(dataset, (str, os.PathLike)) else _saved_folder(dataset)
         # Before anything is opened: it looks at the names of files.
         self._found = "" if self._folder is None else _folder_fingerprint(self._folder)
@@ -81,7 +72,9 @@ class HFDatasetSource(RowSource):
         self._len = len(opened)
         if self._len == 0:
             raise SourceError("the data set has no rows", place=self._name, remedy="Name one with rows.")
-        self._columns = self._needed(list(opened.column_names))
+        self._columns = needed_columns(
+            list(opened.column_names), options.fields, tuple(columns), place=self._name, noun="data set"
+        )
         self._content = fingerprint or self._found or str(opened._fingerprint)
         self._rows: Any = self._as_arrow(opened)
         check_fields(self._checked_rows(), options.fields, place=self._name)
@@ -118,22 +111,6 @@ class HFDatasetSource(RowSource):
 
     def _where(self, i: int) -> tuple[str, str]:
         return self._name, f"row {i}"
-
-    def _needed(self, names: Sequence[str]) -> tuple[str, ...]:
-        fields = self.options.fields
-        if lacking := [name for name in (*fields.named, *self._extra) if name not in names]:
-            raise SourceError(
-                f"there is no column {listed(map(repr, lacking))}; there are {listed(map(repr, names), 20)}",
-                place=self._name,
-                remedy="Give the names as the data set spells them: RowFields(images=...), columns=....",
-            )
-        if not any(name in names for name in (*fields.conversations, *fields.texts)):
-            raise SourceError(
-                f"no column holds conversations or captions; there are {listed(map(repr, names), 20)}",
-                place=self._name,
-                remedy="Name it with RowFields(conversation=...) or RowFields(text=...).",
-            )
-        return tuple(name for name in names if name in {*fields.every, *self._extra})
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -55,6 +55,8 @@ class IndexConcat(CostIndex):
         self.ranges = id_ranges({name: len(index) for name, index in self.parts.items()})
         pieces = list(self.parts.values())
         reasons = tuple(dict.fromkeys(["", *(reason for piece in pieces for reason in piece.reasons)]))
+        self._part_names, self._pieces = list(self.parts), pieces
+        self._sample_starts = [ids.start for ids in self.ranges.values()]
         self._item_starts = _starts([len(piece.items["kind"]) for piece in pieces])
         super().__init__(
             key=replace(pieces[0].key, source=mixture_fingerprint(piece.key.source for piece in pieces)),
@@ -141,14 +143,13 @@ class IndexConcat(CostIndex):
         """
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} is not among the {len(self)} of this mixture")
-        starts = [ids.start for ids in self.ranges.values()]
-        name = list(self.ranges)[bisect_right(starts, i) - 1]
-        return name, self.parts[name], i - self.ranges[name].start
+        number = bisect_right(self._sample_starts, i) - 1
+        return self._part_names[number], self._pieces[number], i - self._sample_starts[number]
 
     def source_of(self, row: int) -> tuple[int, float, float]:
         """(frames, frames per second, duration in s) of the file of item `row`; (1, 0, 0) for an image."""
         number = bisect_right(self._item_starts, row) - 1
-        return list(self.parts.values())[number].source_of(row - self._item_starts[number])
+        return self._pieces[number].source_of(row - self._item_starts[number])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Parts that were written travel as the names of their folders.

@@ -19,23 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataloaders.errors import Reason, RecordError, SourceError
 from dataloaders.json_spans import json_spans
-from dataloaders.media_files import as_schemes
 from dataloaders.printable import printable
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.record_parser import RecordLimits, load_json
-from dataloaders.row_source import RowOptions, RowSource, as_paths, folder_of, listed
+from dataloaders.row_source import FileRowSource, RowOptions, listed
 from dataloaders.rows import RowFields, check_fields
-from dataloaders.storage import FileState, Storage, absolute, is_local, shown
+from dataloaders.storage import Storage, is_local, shown
 
 LINE_EXTENSIONS = (".jsonl", ".ndjson")
 KEPT_BYTES = 32 * 1024**2  # of texts that a hint has read
 
 
-class JsonlSource(RowSource):
+class JsonlSource(FileRowSource):
     """Records of JSONL files or JSON arrays (a `SampleSource`).
 
     Args:
@@ -64,29 +62,20 @@ class JsonlSource(RowSource):
         limits: RecordLimits | None = None,
         media_limits: ProbeLimits | None = None,
     ) -> None:
-        options = RowOptions(
-            fields=fields or RowFields(),
-            media_root=media_root,
-            media_schemes=as_schemes(media_schemes),
-            follow_links=follow_links,
-            limits=limits or RecordLimits(),
-            media_limits=media_limits or ProbeLimits(),
-        )
-        super().__init__(options, storage=storage)
-        names = [absolute(name) for name in self.storage.list(as_paths(paths), noun="file")]
-        self._states: list[FileState] = self.storage.states(names, noun="file")
+        options = RowOptions.of(fields, media_root, media_schemes, limits, media_limits, follow_links=follow_links)
+        super().__init__(paths, options, storage=storage)
         self._nouns: list[str] = []
         self._kept = _KeptTexts()
-        self._roots = [self._root or folder_of(name) for name in names]
-        self._index(names)
-        check_fields(self._checked_rows(), options.fields, place=listed(names), seen=self._seen)
+        seen = self._index()
+        check_fields(self._checked_rows(), options.fields, place=listed(self.files), seen=seen)
 
-    def _index(self, names: Sequence[str]) -> None:
-        """One pass over every file."""
+    def _index(self) -> frozenset[str]:
+        """One pass over every file; returns the names of fields that were seen in it."""
         digest = hashlib.sha256(f"jsonl-source-1\n{self.options.fields}".encode())
         starts, sizes, numbers, counts = [], [], [], []
-        self._seen: frozenset[str] = frozenset()
-        for name, state in zip(names, self._states, strict=True):
+        seen: frozenset[str] = frozenset()
+        for state in self._states:
+            name = state.url
             only_lines = name.partition("?")[0].lower().endswith(LINE_EXTENSIONS)
             spans = json_spans(self.storage.open(name, state), only_lines=only_lines, wanted=self.options.fields.named)
             if len(spans.start) == 0:
@@ -97,29 +86,17 @@ class JsonlSource(RowSource):
             numbers.append(spans.number)
             counts.append(len(spans.start))
             self._nouns.append(spans.noun)
-            self._seen |= spans.names_seen
-        # Record i is bytes [start[i], start[i] + size[i]) of the file f with ends[f - 1] <= i < ends[f].
+            seen |= spans.names_seen
+        # Record i is bytes [start[i], start[i] + size[i]) of its file.
         self._start, self._size, self._number = map(np.concatenate, (starts, sizes, numbers))
         self._ends = np.cumsum(counts)
         self._fingerprint = digest.hexdigest()
+        return seen
 
     @property
     def fingerprint(self) -> str:
         """Over names, sizes and contents of the files, in order, and the names of fields; not over folders or media."""
         return self._fingerprint
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files, in order: absolute paths and URLs."""
-        return tuple(state.url for state in self._states)
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """int64 [n]: number of the file of each record."""
-        return np.repeat(np.arange(len(self._ends)), np.diff(self._ends, prepend=0)).astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self._start)
 
     def row(self, i: int, *, keep: bool = False) -> Mapping[str, Any]:
         """The JSON object of record `i`, whose text is kept for the next call with `keep`.
@@ -182,15 +159,9 @@ class JsonlSource(RowSource):
             return []
         return found
 
-    def _file_of(self, i: int) -> int:
-        return int(np.searchsorted(self._ends, i, side="right"))
-
     def _where(self, i: int) -> tuple[str, str]:
         file = self._file_of(i)
         return printable(shown(self._states[file].url)), f"{self._nouns[file]} {self._number[i]}"
-
-    def _media_root(self, i: int) -> str | None:
-        return self._roots[self._file_of(i)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_kept": _KeptTexts()}

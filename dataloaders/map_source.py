@@ -19,7 +19,6 @@ import numpy as np
 from PIL import Image
 
 from dataloaders.errors import DataError, Reason, RecordError, SourceError
-from dataloaders.media_files import as_schemes
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.probe.reader import storage_failed
 from dataloaders.record_parser import RecordLimits
@@ -74,14 +73,7 @@ class MapDatasetSource(RowSource):
         limits: RecordLimits | None = None,
         media_limits: ProbeLimits | None = None,
     ) -> None:
-        options = RowOptions(
-            fields=fields or RowFields(),
-            media_root=media_root,
-            media_schemes=as_schemes(media_schemes),
-            follow_links=follow_links,
-            limits=limits or RecordLimits(),
-            media_limits=media_limits or ProbeLimits(),
-        )
+        options = RowOptions.of(fields, media_root, media_schemes, limits, media_limits, follow_links=follow_links)
         super().__init__(options, storage=storage)
         self.dataset, self.to_row = dataset, to_row
         self._name = type(dataset).__name__

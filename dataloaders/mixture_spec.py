@@ -94,13 +94,15 @@ def read_mixture(path: str | Path) -> MixtureSpec:
     try:
         with file.open("rb") as handle:
             content = handle.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:  # before it is decoded: the cut may divide a character
+            raise DataError(
+                f"a mixture of more than {MAX_FILE_BYTES} bytes",
+                place=str(path),
+                remedy="Use wildcards for long lists.",
+            )
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the mixture cannot be read: {error}", place=str(path), remedy="Check the path.") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise DataError(
-            f"a mixture of more than {MAX_FILE_BYTES} bytes", place=str(path), remedy="Use wildcards for long lists."
-        )
     return parse_mixture(text, folder=file.absolute().parent, place=str(path), is_json=file.suffix == ".json")
 
 
@@ -159,7 +161,7 @@ def _fields(entry: "_Entry") -> RowFields:
 
 def _schedule(entry: "_Entry") -> WeightSchedule:
     if entry.has("weight"):
-        return WeightSchedule((entry.at(lambda: WeightStep(weight=entry.number("weight"))),))
+        return entry.at(lambda: WeightSchedule.constant(entry.number("weight")))
     steps = tuple(
         step.at(
             lambda step=step: WeightStep(  # type: ignore[misc]

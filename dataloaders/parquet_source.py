@@ -30,15 +30,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dataloaders.errors import SourceError
-from dataloaders.media_files import as_schemes
 from dataloaders.parquet_pages import bombs, decoded_bytes, logical_bytes
 from dataloaders.printable import printable
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.probe.reader import storage_failed
 from dataloaders.record_parser import RecordLimits
-from dataloaders.row_source import RowOptions, RowSource, as_paths, folder_of, listed
+from dataloaders.row_source import FileRowSource, RowOptions, listed, needed_columns
 from dataloaders.rows import RowFields, check_fields
-from dataloaders.storage import FileState, Storage, StoredFile, absolute, shown
+from dataloaders.storage import FileState, Storage, StoredFile, shown
 
 MIB = 1024**2
 _BATCH_BYTES, _MAX_BATCH_ROWS, _MAX_BATCHES = 16 * MIB, 65_536, 4096
@@ -69,12 +68,11 @@ class _Group:
     def row(self, number: int) -> dict[str, Any]:
         """Row `number` of the group as Python objects."""
         b = int(np.searchsorted(self._ends, number, side="right"))
-        start = int(self._ends[b - 1]) if b else 0
-        rows: list[dict[str, Any]] = self._batches[b].slice(number - start, 1).to_pylist()
+        rows: list[dict[str, Any]] = self._batches[b].slice(number - _start(self._ends, b), 1).to_pylist()
         return rows[0]
 
 
-class ParquetSource(RowSource):
+class ParquetSource(FileRowSource):
     """Rows of Parquet files (a `SampleSource`).
 
     Args:
@@ -105,31 +103,21 @@ class ParquetSource(RowSource):
         max_group_bytes: int = 1024 * MIB,
         cache_bytes: int = 256 * MIB,
     ) -> None:
-        options = RowOptions(
-            fields=fields or RowFields(),
-            media_root=media_root,
-            media_schemes=as_schemes(media_schemes),
-            follow_links=follow_links,
-            limits=limits or RecordLimits(),
-            media_limits=media_limits or ProbeLimits(),
-        )
-        super().__init__(options, storage=storage)
+        options = RowOptions.of(fields, media_root, media_schemes, limits, media_limits, follow_links=follow_links)
+        super().__init__(paths, options, storage=storage)
         self._extra, self._max_group_bytes, self._cache_bytes = tuple(columns), max_group_bytes, cache_bytes
         self._kept: OrderedDict[int, _Group] = OrderedDict()
         self._open: dict[int, pq.ParquetFile] = {}
         self._pid, self._lock = os.getpid(), threading.Lock()
-        names = [absolute(name) for name in self.storage.list(as_paths(paths), noun="file")]
-        self._states: list[FileState] = self.storage.states(names, noun="file")
-        self._roots = [self._root or folder_of(name) for name in names]
         footers = [self._footer(state) for state in self._states]
         self._columns = [footer.columns for footer in footers]
-        # Group g is row group g - first[file] of its file, and holds the samples ends[g - 1] <= i < ends[g].
+        # Group g is row group g - first[file] of its file.
         counts = [len(footer.rows) for footer in footers]
         self._file_of_group = np.repeat(np.arange(len(footers)), counts)
         self._first_group = np.cumsum([0, *counts[:-1]])
         self._ends = np.cumsum([count for footer in footers for count in footer.rows], dtype=np.int64)
         if len(self) == 0:
-            raise SourceError("the files hold no row", place=listed(names), remedy="Name files with rows.")
+            raise SourceError("the files hold no row", place=listed(self.files), remedy="Name files with rows.")
         digest = hashlib.sha256(f"parquet-source-1\n{options.fields}\n{self._extra}".encode())
         for state, footer in zip(self._states, footers, strict=True):
             line = f"\n{os.path.basename(state.url)}\0{state.size}\0{footer.digest}"
@@ -137,25 +125,12 @@ class ParquetSource(RowSource):
         self._fingerprint = digest.hexdigest()
         media = {name for of_kind in options.fields.media.values() for name in of_kind}
         if not media & {name for columns in self._columns for name in columns}:  # then a group is but texts
-            check_fields([self.row(0)], options.fields, place=listed(names))
+            check_fields([self.row(0)], options.fields, place=listed(self.files))
 
     @property
     def fingerprint(self) -> str:
         """Over names, sizes and footers of the files, in order, and the columns; not over folders."""
         return self._fingerprint
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files, in order: absolute paths and URLs."""
-        return tuple(state.url for state in self._states)
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """int64 [n]: number of the row group of each sample, counted over all files."""
-        return np.repeat(np.arange(len(self._ends)), np.diff(self._ends, prepend=0)).astype(np.int64)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
     def row(self, i: int) -> Mapping[str, Any]:
         """The needed columns of row `i`.
@@ -164,20 +139,16 @@ class ParquetSource(RowSource):
             SourceError: its group does not decode, or decodes to more than `max_group_bytes`.
         """
         self._check_id(i)
-        group = int(np.searchsorted(self._ends, i, side="right"))
-        start = int(self._ends[group - 1]) if group else 0
-        return self._group(group).row(i - start)
+        group = self._group_of(i)
+        return self._group(group).row(i - _start(self._ends, group))
 
     def _where(self, i: int) -> tuple[str, str]:
-        file = self._file(i)
-        first = int(self._first_group[file])
-        return printable(shown(self._states[file].url)), f"row {i - (int(self._ends[first - 1]) if first else 0)}"
+        file = self._file_of(i)
+        first = _start(self._ends, int(self._first_group[file]))
+        return printable(shown(self._states[file].url)), f"row {i - first}"
 
-    def _media_root(self, i: int) -> str | None:
-        return self._roots[self._file(i)]
-
-    def _file(self, i: int) -> int:
-        return int(self._file_of_group[np.searchsorted(self._ends, i, side="right")])
+    def _file_of(self, i: int) -> int:
+        return int(self._file_of_group[self._group_of(i)])
 
     def _footer(self, state: FileState) -> _Footer:
         """Read the footer of a file, and check what it says before any group is read."""
@@ -187,35 +158,13 @@ class ParquetSource(RowSource):
         with _arrow_errors(place):
             file = pq.ParquetFile(_FileView(stored))
             names = [str(name) for name in file.schema_arrow.names]
-        columns = self._needed(names, place)
+        columns = needed_columns(names, self.options.fields, self._extra, place=place, noun="file")
         rows = []
         for g in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(g)
             self._check_bytes(_decoded_bytes(group, columns), g, place)
             rows.append(group.num_rows)
         return _Footer(digest=hashlib.sha256(raw).hexdigest(), rows=tuple(rows), columns=columns)
-
-    def _needed(self, names: Sequence[str], place: str) -> tuple[str, ...]:
-        """The columns of a file that are read."""
-        wanted = (*self.options.fields.named, *self._extra)
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if lacking := [name for name in wanted if name not in names]:
-            raise SourceError(
-                f"there is no column {listed(map(repr, lacking))}; there are {listed(map(repr, names), 20)}",
-                place=place,
-                remedy="Give the names as the file spells them: RowFields(images=..., conversation=...), columns=....",
-            )
-        needed = tuple(name for name in names if name in {*self.options.fields.every, *self._extra})
-        if twice := [name for name in needed if name in twice]:
-            raise SourceError(f"the column {twice[0]!r} is there twice", place=place, remedy="Rename one of them.")
-        fields = self.options.fields
-        if not any(name in names for name in (*fields.conversations, *fields.texts)):
-            raise SourceError(
-                f"no column holds conversations or captions; there are {listed(map(repr, names), 20)}",
-                place=place,
-                remedy="Name it with RowFields(conversation=...) or RowFields(text=...).",
-            )
-        return needed
 
     def _group(self, group: int) -> _Group:
         """The needed columns of a group, from those that are kept or decoded now."""
@@ -247,7 +196,7 @@ class ParquetSource(RowSource):
                 self._check_bytes(total, within, place)
                 batches.append(batch)
         decoded = _Group(batches, total)
-        expected = int(self._ends[group]) - (int(self._ends[group - 1]) if group else 0)
+        expected = int(self._ends[group]) - _start(self._ends, group)
         if decoded.num_rows != expected:
             raise SourceError(
                 f"row group {within} holds {decoded.num_rows} rows and its footer says {expected}",
@@ -279,6 +228,11 @@ class ParquetSource(RowSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_kept": OrderedDict(), "_open": {}, "_lock": None, "_pid": 0}
+
+
+def _start(ends: NDArray[np.int64], number: int) -> int:
+    """Where part `number` begins, of parts that end at `ends`."""
+    return int(ends[number - 1]) if number else 0
 
 
 class _FileView(io.RawIOBase):

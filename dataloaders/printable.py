@@ -2,6 +2,9 @@
 
     "a\\x1b[2J.jpg"  -->  a\\x1b[2J.jpg, spelled out in plain letters
 
+Names stand in one line, so line breaks are spelled out too; `balancer.printable` is for texts of several lines, which
+keep theirs, and where a mark is enough.
+
 Price: two names that differ may read alike, so this is for messages and labels, never for look-ups.
 """
 

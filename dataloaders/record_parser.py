@@ -11,7 +11,7 @@ never a guess. In string content `<image>` and `<video>` are always placeholders
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dataloaders.counts import MediaKind
@@ -82,7 +82,7 @@ def parse_record(
         return _record(parser, parser.captioned(text, media), fields, media, shard=shard, key=key)
     if raw_json is not None:
         raise parser.error(
-            f"the JSON has the fields {_listed(fields)} but no conversation",
+            f"the JSON has the fields {listed_names(fields)} but no conversation",
             "Add `messages` (or `conversations`), or put a caption into a .txt member.",
         )
     raise parser.error("there is neither a .json nor a .txt member", "Add one with the same key.")
@@ -121,6 +121,12 @@ def placeholders(content: str | Mapping[str, object]) -> list[MediaKind]:
     return [_MEDIA_TYPES[kind]] if isinstance(kind, str) and kind in _MEDIA_TYPES else []
 
 
+def listed_names(names: Iterable[object], most: int = 10) -> str:
+    """The first of these names, each bounded, for messages."""
+    every = list(names)
+    return ", ".join(repr(name)[:80] for name in every[:most]) + (", ..." if len(every) > most else "") or "(none)"
+
+
 def _record(
     parser: "_Parser",
     turns: Sequence[tuple[str, Sequence[_Piece]]],
@@ -147,7 +153,7 @@ def _with_media(record: Record, turns: Sequence[tuple[str, Sequence[_Piece]]], m
             raise RecordError(
                 Reason.PLACEHOLDER_MISMATCH,
                 f"{placeholders} {name} placeholder(s) in the text, but {members} {name} member(s)"
-                f" ({_listed(ref.member for ref in media) if media else 'no media'})",
+                f" ({listed_names(ref.member for ref in media) if media else 'no media'})",
                 place=record.place,
                 remedy=f"Write one <{name}> for each {name} member; as list content, text is taken literally.",
             )
@@ -190,7 +196,7 @@ class _Parser:
         """Any JSON value."""
         text = self._decode(raw, "JSON")
         try:
-            value = json.loads(text)
+            value: object = json.loads(text)
         except RecursionError:
             raise self._too_deep() from None
         except ValueError as error:
@@ -198,8 +204,7 @@ class _Parser:
         brackets = raw.count(b"{") + raw.count(b"[")
         if brackets > self._limits.max_depth and _deeper_than(value, self._limits.max_depth):
             raise self._too_deep()
-        decoded: object = value
-        return decoded
+        return value
 
     def refuse_unread_media(self, turns: Sequence[tuple[str, Sequence[_Piece]]], extra: Mapping[str, object]) -> None:
         """Raise for a record without media and placeholders whose fields name media: it would train as text alone."""
@@ -207,7 +212,7 @@ class _Parser:
         if named and not any(isinstance(piece, MediaKind) for _, pieces in turns for piece in pieces):
             raise RecordError(
                 Reason.MISSING_MEDIA,
-                f"the JSON names media in {_listed(named)}, but the sample has no media member and no placeholder",
+                f"the JSON names media in {listed_names(named)}, but the sample has no media member and no placeholder",
                 place=self._place,
                 remedy="Put the files beside the .json under its key and write one <image> or <video> for each.",
             )
@@ -304,9 +309,3 @@ def _kind_of(value: object) -> str:
 def _named(value: object) -> str:
     """A value of a record that should have been a name; others may be endless, or integers too long to be written."""
     return repr(value[:40]) if isinstance(value, str) else _kind_of(value)
-
-
-def _listed(names: Iterable[str], most: int = 10) -> str:
-    every = list(names)
-    shown: Callable[[str], str] = repr
-    return ", ".join(shown(name)[:80] for name in every[:most]) + (", ..." if len(every) > most else "") or "(none)"

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloaders.errors import MediaError, Reason, RecordError
-from dataloaders.media_files import MediaFiles, check_root
+from dataloaders.errors import MediaError, Reason, RecordError, SourceError
+from dataloaders.media_files import MediaFiles, as_schemes, check_root
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
 from dataloaders.record_parser import RecordLimits
 from dataloaders.row_media import InlineMedium, RowMedium
 from dataloaders.rows import RowFields, RowParser, RowSample
-from dataloaders.storage import Storage, is_local, shown
+from dataloaders.storage import FileState, Storage, absolute, is_local, repeated, shown
 
 CHECKED_ROWS = 32  # that are looked at for the names of their fields when a source is opened
 
@@ -50,6 +50,27 @@ class RowOptions:
     follow_links: bool = False
     limits: RecordLimits = field(default_factory=RecordLimits)
     media_limits: ProbeLimits = field(default_factory=ProbeLimits)
+
+    @classmethod
+    def of(
+        cls,
+        fields: RowFields | None,
+        media_root: str | os.PathLike[str] | None,
+        media_schemes: Sequence[str],
+        limits: RecordLimits | None,
+        media_limits: ProbeLimits | None,
+        *,
+        follow_links: bool,
+    ) -> "RowOptions":
+        """What a caller of a source gave, with the usual values for what is None."""
+        return cls(
+            fields=fields or RowFields(),
+            media_root=media_root,
+            media_schemes=as_schemes(media_schemes),
+            follow_links=follow_links,
+            limits=limits or RecordLimits(),
+            media_limits=media_limits or ProbeLimits(),
+        )
 
 
 class RowSource(ABC):
@@ -173,6 +194,78 @@ class RowSource(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
+
+
+class FileRowSource(RowSource):
+    """Base of the sources whose rows lie in files; paths of media start from the folder of the file, if not elsewhere.
+
+    Rows that are read together are a group: sample i is in group g with `_ends[g - 1] <= i < _ends[g]` (int64, which
+    the sub-class sets). A group is a file, unless the sub-class says otherwise.
+    """
+
+    _ends: NDArray[np.int64]
+
+    def __init__(
+        self, paths: str | Path | Sequence[str | Path], options: RowOptions, *, storage: Storage | None = None
+    ) -> None:
+        super().__init__(options, storage=storage)
+        names = [absolute(name) for name in self.storage.list(as_paths(paths), noun="file")]
+        self._states: list[FileState] = self.storage.states(names, noun="file")
+        self._roots = [self._root or folder_of(name) for name in names]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files, in order: absolute paths and URLs."""
+        return tuple(state.url for state in self._states)
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """int64 [n]: number of the group of each sample, counted over all files."""
+        return np.repeat(np.arange(len(self._ends)), np.diff(self._ends, prepend=0)).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _group_of(self, i: int) -> int:
+        return int(np.searchsorted(self._ends, i, side="right"))
+
+    def _file_of(self, i: int) -> int:
+        """Number of the file of sample `i`."""
+        return self._group_of(i)
+
+    def _media_root(self, i: int) -> str | None:
+        return self._roots[self._file_of(i)]
+
+
+def needed_columns(
+    names: Sequence[str], fields: RowFields, extra: Sequence[str], *, place: str, noun: str
+) -> tuple[str, ...]:
+    """Those of the columns `names` that are read, in their order.
+
+    Args:
+        extra: columns that are read besides those of `fields`.
+        noun: what messages call the data.
+
+    Raises:
+        SourceError: a column that was named is absent, one occurs twice, or none holds conversations or captions.
+    """
+    if lacking := [name for name in (*fields.named, *extra) if name not in names]:
+        raise SourceError(
+            f"there is no column {listed(map(repr, lacking))}; there are {listed(map(repr, names), 20)}",
+            place=place,
+            remedy=f"Give the names as the {noun} spells them: RowFields(images=..., conversation=...), columns=....",
+        )
+    wanted = {*fields.every, *extra}
+    needed = tuple(name for name in names if name in wanted)
+    if twice := repeated(needed):
+        raise SourceError(f"the column {twice[0]!r} is there twice", place=place, remedy="Rename one of them.")
+    if not any(name in names for name in (*fields.conversations, *fields.texts)):
+        raise SourceError(
+            f"no column holds conversations or captions; there are {listed(map(repr, names), 20)}",
+            place=place,
+            remedy="Name it with RowFields(conversation=...) or RowFields(text=...).",
+        )
+    return needed
 
 
 def sampled_ids(num_samples: int, most: int) -> list[int]:

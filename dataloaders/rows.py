@@ -23,7 +23,14 @@ from dataloaders.errors import Reason, RecordError, SourceError
 from dataloaders.printable import printable
 from dataloaders.probe.limits import ProbeLimits
 from dataloaders.record import MediaRef, Record
-from dataloaders.record_parser import CONVERSATION_FIELDS, RecordLimits, load_json, parse_fields, placeholders
+from dataloaders.record_parser import (
+    CONVERSATION_FIELDS,
+    RecordLimits,
+    listed_names,
+    load_json,
+    parse_fields,
+    placeholders,
+)
 from dataloaders.row_media import InlineMedium, RowMedium, is_absent, row_medium
 
 TEXT_FIELDS = ("text", "caption")
@@ -145,8 +152,8 @@ class RowParser:
                 self._check_size(len(text), place)
                 return None, text
         raise _error(
-            f"the row has the fields {_listed(row)}, but no conversation ({_listed(self.fields.conversations)}) and no "
-            f"caption ({_listed(self.fields.texts)})",
+            f"the row has the fields {listed_names(row)}, but no conversation "
+            f"({listed_names(self.fields.conversations)}) and no caption ({listed_names(self.fields.texts)})",
             place,
             "Name the field with RowFields(conversation=...) or RowFields(text=...).",
         )
@@ -200,14 +207,14 @@ def check_fields(rows: Sequence[Mapping[str, Any]], fields: RowFields, *, place:
         return
     if lacking := [name for name in fields.named if name not in present]:
         raise SourceError(
-            f"no record has the field {_listed(lacking)}; in {len(rows)} records there are the keys {said}",
+            f"no record has the field {listed_names(lacking)}; in {len(rows)} records there are the keys {said}",
             place=place,
             remedy="Give the names as the records spell them: RowFields(images=..., videos=..., conversation=..., "
             "text=...).",
         )
     bare = sum(_is_bare(row, fields) for row in rows)
     if 2 * bare > len(rows) and not any(_has_media(row, fields) for row in rows):
-        names = _listed(name for names in fields.media.values() for name in names)
+        names = listed_names(name for names in fields.media.values() for name in names)
         raise SourceError(
             f"{bare} of {len(rows)} records have placeholders for media, but none has media in {names}; there are the "
             f"keys {said}",
@@ -217,24 +224,25 @@ def check_fields(rows: Sequence[Mapping[str, Any]], fields: RowFields, *, place:
 
 
 def _is_bare(row: Mapping[str, Any], fields: RowFields) -> bool:
-    turns = next((row[name] for name in fields.conversations if row.get(name) is not None), None)
-    spoken = {"messages": turns} if isinstance(turns, list) else {}
-    return any(_own_value(part, kind) is None for kind, _, part in _placeholders(spoken))
+    return any(own is None for own in _own_values(row, fields))
 
 
 def _has_media(row: Mapping[str, Any], fields: RowFields) -> bool:
     if any(not is_absent(row.get(name)) for names in fields.media.values() for name in names):
         return True
+    return any(own is not None for own in _own_values(row, fields))
+
+
+def _own_values(row: Mapping[str, Any], fields: RowFields) -> Iterator[object]:
+    """For every placeholder of a conversation that is a list: the medium that its part holds, or None."""
     turns = next((row[name] for name in fields.conversations if row.get(name) is not None), None)
-    spoken = {"messages": turns} if isinstance(turns, list) else {}
-    return any(_own_value(part, kind) is not None for kind, _, part in _placeholders(spoken))
+    return (_own_value(part, kind) for kind, _, part in _placeholders({"messages": turns}))
 
 
 def _placeholders(conversation: Mapping[str, Any]) -> Iterator[tuple[MediaKind, str, Mapping[str, Any]]]:
     """(kind, where, part) of every placeholder, in order; the part is empty in string content."""
     for name, turns in conversation.items():
-        for i, turn in enumerate(turns if isinstance(turns, list) else ()):
-            content = turn.get("content", turn.get("value")) if isinstance(turn, Mapping) else None
+        for i, content in enumerate(_contents(turns)):
             where = f"{name}[{i}]"
             if isinstance(content, str):
                 yield from ((kind, where, {}) for kind in placeholders(content))
@@ -270,10 +278,15 @@ def _media_ref(kind: MediaKind, medium: RowMedium, size_of: SizeOf, place: str) 
     return MediaRef(kind=kind, member=name, size_bytes=size_of(medium.reference, f"{place}, member {name}"))
 
 
+def _contents(turns: object) -> Iterator[object]:
+    """What each turn of a conversation says; None where it is no turn."""
+    for turn in turns if isinstance(turns, list) else ():
+        yield turn.get("content", turn.get("value")) if isinstance(turn, Mapping) else None
+
+
 def _strings(turns: object) -> Iterator[str]:
     """The texts of a conversation."""
-    for turn in turns if isinstance(turns, list) else ():
-        content = turn.get("content", turn.get("value")) if isinstance(turn, Mapping) else None
+    for content in _contents(turns):
         for part in content if isinstance(content, list) else (content,):
             text = part.get("text") if isinstance(part, Mapping) else part
             if isinstance(text, str):
@@ -286,8 +299,3 @@ def _names(given: str | tuple[str, ...] | None, default: tuple[str, ...]) -> tup
 
 def _error(cause: str, place: str, remedy: str) -> RecordError:
     return RecordError(Reason.BAD_RECORD, cause, place=place, remedy=remedy)
-
-
-def _listed(names: Iterable[object], most: int = 10) -> str:
-    every = list(names)
-    return ", ".join(repr(name)[:80] for name in every[:most]) + (", ..." if len(every) > most else "") or "(none)"

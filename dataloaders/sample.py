@@ -96,14 +96,13 @@ def load_sample(
     try:
         record = source.record(sample_id)
     except RecordError as error:
-        if error.reason not in _VANISHED:
-            raise
+        reason = _replaceable(error)
         return stand_in_sample(
             index,
             sample_id,
             estimator,
             place=source.place(sample_id),
-            reason=f"{error.reason}: {error.cause}",
+            reason=reason,
             with_pixels=with_pixels,
             allocate=allocate,
         )
@@ -190,10 +189,6 @@ def stand_in_sample(
         grids=np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3),
         replaced=reason,
     )
-
-
-# A file that was there in the scan: one sample is hurt, and the others lie elsewhere.
-_VANISHED = (Reason.MISSING_MEDIA, Reason.TRUNCATED)
 
 
 def check_loadable(estimator: TokenEstimator, index: CostIndex | None = None) -> PatchEstimator:
@@ -290,13 +285,23 @@ def _decode_all(
                 out=patches[at : at + item.num_patches],
             )
         except (MediaError, RecordError) as error:
-            if isinstance(error, RecordError) and error.reason not in _VANISHED:
-                raise
+            reason = _replaceable(error)
             patches[...] = 0.0
-            return (), f"{error.reason}: {error.cause} at {error.place or place}"
+            return (), f"{reason} at {error.place or place}"
         reports.append(report)
         at += item.num_patches
     return tuple(reports), None
+
+
+# A file that was there in the scan: one sample is hurt, and the others lie elsewhere.
+_VANISHED = (Reason.MISSING_MEDIA, Reason.TRUNCATED)
+
+
+def _replaceable(error: MediaError | RecordError) -> str:
+    """Why a sample is replaced, `code: text`; raises the error itself where a replacement would hide more."""
+    if isinstance(error, RecordError) and error.reason not in _VANISHED:
+        raise error
+    return f"{error.reason}: {error.cause}"
 
 
 def _unexpected(report: Conformed, clamped: int) -> Conformed:

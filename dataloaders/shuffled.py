@@ -17,10 +17,35 @@ from dataloaders.errors import DataError, RecordError
 from dataloaders.probe.reader import ByteReader
 from dataloaders.record import Record
 from dataloaders.record_parser import RecordLimits
-from dataloaders.source import SampleSource, prefetch, shard_and_key
+from dataloaders.source import SampleSource, prefetch, record_limits, shard_and_key
 
 
-class SubsetSource:
+class _View:
+    """What views share: sample `i` here is called, and lies, as sample `ids[i]` of the source."""
+
+    source: SampleSource
+    ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def shard_and_key(self, i: int) -> tuple[str, str]:
+        """Shard and key of sample `i`, those of its text."""
+        return shard_and_key(self.source, self.ids[i])
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """int64 [n]: number of the file or block of each text, as in the source (of no medium); None: no such."""
+        groups: NDArray[np.int64] | None = getattr(self.source, "groups", None)
+        return None if groups is None else np.asarray(groups, dtype=np.int64)[np.asarray(self.ids, dtype=np.int64)]
+
+    @property
+    def record_limits(self) -> RecordLimits:
+        """Bounds on a record, those of the source."""
+        return record_limits(self.source)
+
+
+class SubsetSource(_View):
     """Samples `ids` of a source, renumbered from 0 in that order (a `SampleSource`).
 
     Raises:
@@ -35,9 +60,6 @@ class SubsetSource:
         if len(set(self.ids)) < len(self.ids):
             raise DataError("an id is listed twice", place="SubsetSource", remedy="A subset holds a sample once.")
         self.fingerprint = _digest("subset", source.fingerprint, *self.ids)
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def record(self, i: int) -> Record:
         """Record of the subset's sample `i`."""
@@ -55,23 +77,9 @@ class SubsetSource:
         """Where the subset's sample `i` lies."""
         return self.source.place(self.ids[i])
 
-    def shard_and_key(self, i: int) -> tuple[str, str]:
-        """Shard and key of the subset's sample `i`."""
-        return shard_and_key(self.source, self.ids[i])
-
     def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
         """Pass the hint on."""
         prefetch(self.source, [self.ids[i] for i in ids], media=media)
-
-    @property
-    def groups(self) -> NDArray[np.int64] | None:
-        """int64 [n]: number of the file or block of each sample, as in the source; None: no such."""
-        return _groups_of(self.source, self.ids)
-
-    @property
-    def record_limits(self) -> RecordLimits:
-        """Bounds on a record, those of the source."""
-        return _record_limits_of(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class LeftOut:
     reason: str
 
 
-class ShuffledMediaSource:
+class ShuffledMediaSource(_View):
     """The text of each sample with the media of another one (a `SampleSource`).
 
     Inside every group of samples with one signature, samples are put on a ring in a random order and each takes the
@@ -111,9 +119,6 @@ class ShuffledMediaSource:
         self.donors = tuple(partner[i] for i in self.ids)
         self.fingerprint = _digest("shuffled-media", source.fingerprint, *self.donors)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def record(self, i: int) -> Record:
         """Text of sample `i`, media of its donor."""
         return replace(self.source.record(self.ids[i]), media=self.source.record(self.donors[i]).media)
@@ -130,10 +135,6 @@ class ShuffledMediaSource:
         """Where text and media lie."""
         return f"{self.source.place(self.ids[i])} with the media of {self.source.place(self.donors[i])}"
 
-    def shard_and_key(self, i: int) -> tuple[str, str]:
-        """Shard and key of the text of sample `i`."""
-        return shard_and_key(self.source, self.ids[i])
-
     def prefetch(self, ids: Sequence[int], *, media: bool = True) -> None:
         """Pass the hint on: the texts of both samples, of which a record is made, and with `media` those of the donor.
 
@@ -141,16 +142,6 @@ class ShuffledMediaSource:
         """
         prefetch(self.source, [self.ids[i] for i in ids], media=False)
         prefetch(self.source, [self.donors[i] for i in ids], media=media)
-
-    @property
-    def groups(self) -> NDArray[np.int64] | None:
-        """int64 [n]: number of the file or block of each text, as in the source (of no medium); None: no such."""
-        return _groups_of(self.source, self.ids)
-
-    @property
-    def record_limits(self) -> RecordLimits:
-        """Bounds on a record, those of the source."""
-        return _record_limits_of(self.source)
 
 
 def _groups(source: SampleSource) -> tuple[dict[tuple[MediaKind, ...], list[int]], list[LeftOut]]:
@@ -168,16 +159,6 @@ def _groups(source: SampleSource) -> tuple[dict[tuple[MediaKind, ...], list[int]
         else:
             left_out.append(LeftOut(i, "no media"))
     return groups, left_out
-
-
-def _groups_of(source: SampleSource, ids: Sequence[int]) -> NDArray[np.int64] | None:
-    groups: NDArray[np.int64] | None = getattr(source, "groups", None)
-    return None if groups is None else np.asarray(groups, dtype=np.int64)[np.asarray(ids, dtype=np.int64)]
-
-
-def _record_limits_of(source: SampleSource) -> RecordLimits:
-    limits = getattr(source, "record_limits", None)
-    return limits if isinstance(limits, RecordLimits) else RecordLimits()
 
 
 def _digest(*parts: object) -> str:

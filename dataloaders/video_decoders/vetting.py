@@ -11,7 +11,7 @@ known to come out otherwise than from PyAV is not handed over either, so that th
 Price: a second opening with one frame decoded, and for containers without a frame count a walk over the packets.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from dataloaders.probe.mp4_boxes import is_mp4
 from dataloaders.probe.reader import open_source
 from dataloaders.probe.video import VideoMeta, probe_video
 from dataloaders.probe.video_open import Container, Stream, coded_size, open_video
-from dataloaders.video_decoders.base import BackendFailed, Clip
+from dataloaders.video_decoders.base import BackendFailed, Clip, Kept, Picker, Picture, ProcessBound
 from dataloaders.video_decoders.frame_groups import start_reader
 
 _FORMATS: Final = {
@@ -30,7 +30,6 @@ _FORMATS: Final = {
     "matroska": "matroska,webm",
     "avi": "avi",
     "flv": "flv",
-    "mpegts": "mpegts",
 }
 
 
@@ -116,13 +115,32 @@ def _check_stream(container: Container, stream: Stream, accepts: Accepts) -> Non
         raise BackendFailed("no frame" if first is None else "interlaced frames are not handed to it")
 
 
-def check_same(meta: VideoMeta, *, num_frames: int) -> None:
-    """Raise `BackendFailed` where the backend counts other frames than the probe (an edit list that it ignores)."""
+def pick(
+    reader: ProcessBound, wanted: Sequence[int], keep: Callable[[Picture], Kept], meta: VideoMeta, *, num_frames: int
+) -> Picker[Kept]:
+    """The wanted frames of an open reader that agrees with the header.
+
+    Args:
+        num_frames: as the backend counts them.
+
+    Raises:
+        BackendFailed: it counts other frames than the probe (an edit list that it ignores), shows pictures of another
+            shape, or none.
+    """
     if num_frames != meta.num_frames:
         raise BackendFailed(f"it counts {num_frames} frames where the probe counts {meta.num_frames}")
+    picker = Picker(wanted, keep)
+    for shot in reader.shots(wanted):
+        if picker.empty:
+            _check_shape(meta, shot.picture.shape)
+        picker.add(shot)
+    picker.finish()
+    if picker.empty:
+        raise BackendFailed("it delivers no frame")
+    return picker
 
 
-def check_shape(meta: VideoMeta, shape: tuple[int, ...]) -> None:
+def _check_shape(meta: VideoMeta, shape: tuple[int, ...]) -> None:
     """Raise `BackendFailed` for a picture of another shape than (height_px, width_px, 3) of the header.
 
     decord takes the padding of narrow frames (below 64 px) for a fourth channel.

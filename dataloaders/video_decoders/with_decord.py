@@ -15,8 +15,8 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from dataloaders.video_decoders.base import BackendFailed, Clip, Kept, Picker, Picture, ProcessBound, Shot, Taken
-from dataloaders.video_decoders.vetting import Accepts, check_same, check_shape, container_of, vet
+from dataloaders.video_decoders.base import BackendFailed, Clip, Kept, Picture, ProcessBound, Shot, Taken
+from dataloaders.video_decoders.vetting import Accepts, container_of, pick, vet
 
 _ACCEPTS: Final = Accepts(
     containers=frozenset({"mp4", "matroska", "avi", "flv"}),
@@ -41,17 +41,9 @@ class DecordDecoder:
     def take(self, clip: Clip, wanted: Sequence[int], keep: Callable[[Picture], Kept]) -> Taken[Kept]:
         """See `VideoDecoder.take`."""
         meta = vet(clip, _ACCEPTS)
-        picker = Picker(wanted, keep)
         # AVI has no times of presentation; where frames come out of order, skipping counts wrongly.
         with DecordReader(clip.data, skips=container_of(clip.data[:16]) != "avi") as reader:
-            check_same(meta, num_frames=reader.num_frames)
-            for shot in reader.shots(wanted):
-                if picker.empty:
-                    check_shape(meta, shot.picture.shape)
-                picker.add(shot)
-        picker.finish()
-        if picker.empty:
-            raise BackendFailed("it delivers no frame")
+            picker = pick(reader, wanted, keep, meta, num_frames=reader.num_frames)
         return Taken(frames=picker.frames, repeated=picker.repeated, num_packets=reader.num_read, decoder=self.name)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataloaders.video_decoders.base import BackendFailed, Clip, Kept, Picker, Picture, ProcessBound, Shot, Taken
-from dataloaders.video_decoders.vetting import Accepts, check_same, check_shape, vet
+from dataloaders.video_decoders.base import BackendFailed, Clip, Kept, Picture, ProcessBound, Shot, Taken
+from dataloaders.video_decoders.vetting import Accepts, pick, vet
 
 _ACCEPTS: Final = Accepts(
     containers=frozenset({"mp4", "matroska"}),  # of MPEG-TS and some AVI it gives wrong frames, or fails at the end
@@ -38,16 +38,8 @@ class TorchcodecDecoder:
     def take(self, clip: Clip, wanted: Sequence[int], keep: Callable[[Picture], Kept]) -> Taken[Kept]:
         """See `VideoDecoder.take`."""
         meta = vet(clip, _ACCEPTS)
-        picker = Picker(wanted, keep)
         with TorchcodecReader(clip.data) as reader:
-            check_same(meta, num_frames=reader.num_frames)
-            for shot in reader.shots(wanted):
-                if picker.empty:
-                    check_shape(meta, shot.picture.shape)
-                picker.add(shot)
-        picker.finish()
-        if picker.empty:
-            raise BackendFailed("it delivers no frame")
+            picker = pick(reader, wanted, keep, meta, num_frames=reader.num_frames)
         return Taken(frames=picker.frames, repeated=picker.repeated, num_packets=len(wanted), decoder=self.name)
 
 
