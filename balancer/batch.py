@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from balancer.packed_cell import IGNORED_LABEL, PackedCell, pack_samples
+from balancer.packed_cell import PackedCell, pack_samples
 from balancer.records import Replaced
+from dataloaders.chat import IGNORED_LABEL
 from dataloaders.sample import LoadedSample
 
 

@@ -12,11 +12,11 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from balancer.errors import LedgerError
+from balancer.shuffle import Int64Array, stretches_of
 
-Int64Array = NDArray[np.int64]
 Runs = tuple[tuple[int, int], ...]
 
 
@@ -34,8 +34,7 @@ def recorded_groups(groups: ArrayLike | None, shards: ArrayLike) -> Runs:
 def group_runs(groups: ArrayLike) -> Runs:
     """(number, length) of every stretch of equal numbers in `groups` (int64 [n])."""
     numbers = np.asarray(groups, dtype=np.int64)
-    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 1))
-    lengths = np.diff(starts, append=len(numbers))
+    starts, lengths = stretches_of(numbers)
     return tuple(zip(numbers[starts].tolist(), lengths.tolist(), strict=True))
 
 

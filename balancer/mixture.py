@@ -16,8 +16,8 @@ two, in a step as in a run; in tokens it is exact over whole epochs of a part, a
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,7 +27,7 @@ from balancer.errors import PlanError
 from balancer.mixture_draws import DrawTable, PartSize
 from balancer.mixture_order import PartOrder
 from balancer.mixture_weights import MixtureWeights, check_name
-from balancer.select import SelectIndex, StepRange
+from balancer.select import SelectIndex, StepRange, step_range, steps_per_epoch
 from balancer.shuffle import DEFAULT_BLOCK_SHARDS, Shuffle, groups_of, shuffle_mode
 
 
@@ -127,13 +127,14 @@ class MixtureSelector:
         block_shards: int = DEFAULT_BLOCK_SHARDS,
         repeats: bool = False,
     ) -> None:
-        _check(parts, weights, global_batch_size)
+        _check(parts, weights)
         self.parts, self.weights, self.global_batch_size = tuple(parts), weights, global_batch_size
         self._last: tuple[int, Int64Array] = (-1, np.zeros(0, dtype=np.int64))
         self._key = [seed, shuffle_mode(shuffle), block_shards]
         self._table = DrawTable([part.size for part in parts], weights, global_batch_size)
         self.num_steps = self._table.num_steps
-        self.steps_per_epoch = -(-sum(len(part.ids) for part in parts) // global_batch_size)
+        self._num_samples = sum(len(part.ids) for part in parts)
+        self.steps_per_epoch = steps_per_epoch(self._num_samples, global_batch_size)
         self._orders = [
             PartOrder(
                 part.ids,
@@ -167,7 +168,7 @@ class MixtureSelector:
             )
         return keeps
 
-    @property
+    @cached_property  # one pass over all ids, and every checkpoint asks for it
     def digest(self) -> str:
         """Hex digest of everything that decides the steps: equal on all ranks, or a rank has other data or weights."""
         parts = [[part.name, len(part.ids), _sha256(part.ids), _sha256(part.groups)] for part in self.parts]
@@ -203,16 +204,13 @@ class MixtureSelector:
         return ids
 
     def _range(self, step: int) -> StepRange:
-        if step < 0:
-            raise PlanError(f"step={step}: steps count from 0")
+        where = step_range(step, num_samples=self._num_samples, global_batch_size=self.global_batch_size)
         if self.num_steps is not None and step >= self.num_steps:
             raise PlanError(
                 f"step={step}: the mixture ends after {self.num_steps} steps, when every part with a weight has been "
                 f"read `max_epochs` times; raise it, or lower the number of steps"
             )
-        epoch, number = divmod(step, self.steps_per_epoch)
-        cursor = number * self.global_batch_size
-        return StepRange(step=step, epoch=epoch, cursor=cursor, stop=cursor + self.global_batch_size)
+        return replace(where, stop=where.cursor + self.global_batch_size)  # no step of a mixture is short
 
     def draws_before(self, step: int) -> dict[str, int]:
         """Name -> samples drawn from the part in the steps [0, step)."""
@@ -248,10 +246,8 @@ def _sha256(numbers: Int64Array | None) -> str:
     return "" if numbers is None else hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
-def _check(parts: Sequence[MixturePart], weights: MixtureWeights, global_batch_size: int) -> None:
+def _check(parts: Sequence[MixturePart], weights: MixtureWeights) -> None:
     names = [part.name for part in parts]
-    if global_batch_size < 1:
-        raise PlanError(f"global_batch_size={global_batch_size}: a step holds at least one sample")
     if len(set(names)) < len(names):
         raise PlanError(f"parts {names} are not named differently")
     if not any(len(part.ids) for part in parts):

@@ -101,10 +101,13 @@ class DrawTable:
             for ever: a later change does not alter what was derived from it.
 
     Raises:
-        PlanError: weights for a part without samples or tokens, or a change of weights behind the end of the run.
+        PlanError: a step without a sample, weights for a part without samples or tokens, or a change of weights behind
+            the end of the run.
     """
 
     def __init__(self, sizes: Sequence[PartSize], weights: MixtureWeights, global_batch_size: int) -> None:
+        if global_batch_size < 1:
+            raise PlanError(f"global_batch_size={global_batch_size}: a step holds at least one sample")
         self._sizes, self._batch = sizes, global_batch_size
         self.phases: list[Phase] = []
         self.num_steps: int | None = None

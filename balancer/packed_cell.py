@@ -20,10 +20,9 @@ from balancer.errors import BalancerError
 from balancer.records import Replaced
 from balancer.room import joined
 from balancer.weights import LOSS_REDUCTIONS, sample_weight
+from dataloaders.chat import IGNORED_LABEL
 from dataloaders.sample import LoadedSample
 from dataloaders.tokenizer import Special
-
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,10 +13,12 @@ hangs: `sample_timeout_s` needs workers.
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import count, islice
 from types import TracebackType
 
 import torch
@@ -149,11 +151,15 @@ class PlanLoader:
 
     def _here(self) -> Generator[MicroBatch | Failed, None, None]:
         """Batches loaded in this process; the source hears of one cell in advance."""
-        for number, (cell, following) in enumerate(_with_next(self.cells())):
-            for ahead in (cell, following) if number == 0 else (following,):
-                if ahead is not None:
-                    with suppress(Exception):  # a hint: reading says what is wrong
-                        self._reader.prefetch(ahead.sample_ids)
+        cells, announced = self.cells(), deque[Cell]()
+        for number in count():
+            for cell in islice(cells, 2 - len(announced)):
+                with suppress(Exception):  # a hint: reading says what is wrong
+                    self._reader.prefetch(cell.sample_ids)
+                announced.append(cell)
+            if not announced:
+                return
+            cell = announced.popleft()
             try:
                 batch = self._reader.read(cell.sample_ids, step=cell.step, microbatch=cell.microbatch)
                 yield batch.pin_memory() if self._pin_memory else batch
@@ -181,14 +187,6 @@ class PlanLoader:
                 yield result
             else:
                 yield result.value.result() if isinstance(result.value, Future) else result.value
-
-
-def _with_next(cells: Iterator[Cell]) -> Iterator[tuple[Cell, Cell | None]]:
-    cell = next(cells, None)
-    while cell is not None:
-        following = next(cells, None)
-        yield cell, following
-        cell = following
 
 
 def _pinning_thread() -> ThreadPoolExecutor:

@@ -110,9 +110,9 @@ class PlanSequence:
         return planned_weight_sum(self.counts(step).label_tokens.tolist(), loss_reduction)
 
     def _place(self, step: int, policy: str) -> StepPlan:
-        where, _ = self._selector.step_ids(step)
+        where, ids = self._selector.step_ids(step)
         return plan_step(
-            self.counts(step),
+            StepCounts.from_index(self.index, ids),
             layout=self.layout,
             cost_model=self.cost_model,
             capacities=self.capacities,

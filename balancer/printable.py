@@ -1,4 +1,8 @@
-"""Text from data, made safe to show: names, captions and keys may hold terminal escapes."""
+"""Text from data, made safe to show: names, captions and keys may hold terminal escapes.
+
+Texts of several lines keep their line breaks and tabs; a name in a message, whose letters matter, is for
+`dataloaders.printable`, which spells out what this replaces.
+"""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

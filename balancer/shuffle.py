@@ -57,6 +57,12 @@ def groups_of(groups: ArrayLike, samples: Sized) -> Int64Array:
     return numbers
 
 
+def stretches_of(groups: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Stretches of equal numbers in `groups` (int64 [n]): where each begins, and its length; both int64 [k]."""
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)).astype(np.int64)
+    return starts, np.diff(starts, append=len(groups)).astype(np.int64)
+
+
 class EpochOrder:
     """`ids` in the order of any epoch.
 
@@ -127,9 +133,8 @@ def _shards(ids: Int64Array, groups: ArrayLike | None, block_shards: int) -> _Sh
     if (np.diff(numbers) < 0).any():  # an index follows its shards, so this is the exception
         by_shard = np.argsort(numbers, kind="stable")
         ids, numbers = ids[by_shard], numbers[by_shard]
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1 if not len(numbers) else numbers[0] - 1))
-    sizes = np.diff(starts, append=len(ids))
-    return _Shards(ids=ids, starts=starts.astype(np.int64), sizes=sizes.astype(np.int64), block_shards=block_shards)
+    starts, sizes = stretches_of(numbers)
+    return _Shards(ids=ids, starts=starts, sizes=sizes, block_shards=block_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

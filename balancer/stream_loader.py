@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -53,6 +53,7 @@ from dataloaders.stream_source import StreamSource
 
 _FAILED, _NUM_ROWS, _SAME_START = range(3)
 _NOT_MINE = -2  # cursor of a lane that another rank reads
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,7 +209,8 @@ class StreamLoader:
         self, reading: "Future[RankWindow]"
     ) -> tuple[RankWindow, tuple[int, ...], list[Int64Array], tuple[StreamDropped, ...]]:
         """(own part, cursors behind the window, rows of all ranks, dropped samples of all ranks)."""
-        own, error = _outcome(reading)
+        read, error = _outcome(reading)
+        own = read or RankWindow.empty()
         head = [int(error is not None), len(own.rows), *_words(self._agreed_digest())]
         behind = [own.cursors.get(lane, _NOT_MINE) for lane in range(self._source.lanes)]
         heads = self._group.gather_numbers([*head, *behind])
@@ -257,11 +259,13 @@ class StreamLoader:
         )
         arrived: dict[int, Blob] = {}
         for other in ranks:
-            at = 0
-            for number, row in enumerate(plan.route(other, rank, from_step=from_step).tolist()):
+            rows, at = plan.route(other, rank, from_step=from_step).tolist(), 0
+            if other == rank:
+                arrived.update(zip(rows, outgoing[rank], strict=True))
+                continue
+            for row in rows:
                 size = int(sizes[row])
-                own_blob = outgoing[rank][number] if other == rank else None
-                arrived[row] = received[other][at : at + size] if own_blob is None else own_blob
+                arrived[row] = received[other][at : at + size]
                 at += size
         return _Arrived(payloads=arrived, from_step=from_step)
 
@@ -278,7 +282,7 @@ class StreamLoader:
             microbatches: list[MicroBatch | None] = []
             error: Exception | None = None
             for cell in pending.popleft():
-                loaded, failure = (None, None) if cell is None else _result(cell)
+                loaded, failure = (None, None) if cell is None else _outcome(cell)
                 microbatches.append(loaded)
                 error = error or failure
             done = number + 1
@@ -351,18 +355,11 @@ class _Arrived:
     from_step: int
 
 
-def _outcome(reading: "Future[RankWindow]") -> tuple[RankWindow, Exception | None]:
-    """The rank's part of the window; an empty one and the error where it failed."""
+def _outcome(future: Future[Result]) -> tuple[Result, None] | tuple[None, Exception]:
+    """The result, or the error: carried to the boundary of a window or step, where every rank raises it."""
     try:
-        return reading.result(), None
+        return future.result(), None
     except Exception as error:
-        return RankWindow.empty(), error
-
-
-def _result(cell: "Future[MicroBatch]") -> tuple[MicroBatch | None, Exception | None]:
-    try:
-        return cell.result(), None
-    except Exception as error:  # carried to the step boundary, where every rank raises it
         return None, error
 
 

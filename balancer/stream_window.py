@@ -13,18 +13,19 @@ Price: encoded samples of a window are held once where they are read, and once m
 that shares the interpreter with training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from balancer.counts import COUNT_COLUMNS, Int64Array, StepCounts
-from balancer.plan import Capacities
+from balancer.select import eligible_ids
 from balancer.stream_plan import DRY, ROW_COLUMNS, StreamDropped, WindowOptions
 from dataloaders.errors import DataError, Reason, RecordError
 from dataloaders.estimators import TokenEstimator
@@ -186,7 +187,8 @@ class WindowScanner:
         index = scan_rows(MemorySource(items, fingerprint="window"), self.estimator, self.scan)
         raise_unfit(index)
         check_loadable(self.estimator, index)
-        reasons = _reasons(index, self.options.capacities)
+        left_out = eligible_ids(index, self.options.capacities, oversize="drop").dropped
+        reasons = {drop.sample_id: drop.reason for drop in left_out}
         payloads = [b"" if i in reasons else payload for i, payload in enumerate(_payloads(index, blobs))]
         counts = StepCounts.from_index(index, range(len(index)))
         table = np.zeros((len(index), len(ROW_COLUMNS)), dtype=np.int64)
@@ -202,7 +204,7 @@ class WindowScanner:
                 reason=reason,
                 message=messages[i][1] if i in messages else reason,
             )
-            for i, reason in sorted(reasons.items())
+            for i, reason in reasons.items()
         )
         return RankWindow(
             rows=table,
@@ -237,26 +239,21 @@ class WindowScanner:
         return MemorySource(raw, fingerprint=self.source), index
 
 
-@dataclass(slots=True)
-class _Blobs:
-    blobs: list[bytes] = field(default_factory=list)
-    items: list[StreamItem] = field(default_factory=list)
-
-
 def _blobs(items: Sequence[StreamItem]) -> tuple[list[bytes], list[StreamItem]]:
     """(bytes of every sample, samples); one that cannot travel is a bad record from here on."""
-    made = _Blobs()
+    blobs: list[bytes] = []
+    kept: list[StreamItem] = []
     for item in items:
-        blob, kept = b"", item
+        blob, made = b"", item
         if isinstance(item, RawSample):
             try:
                 blob = item.to_bytes()
             except DataError as error:
                 reason = RecordError(Reason.BAD_RECORD, error.cause, place=error.place, remedy=error.remedy)
-                kept = BadRecord(place=item.record.place, error=reason)
-        made.blobs.append(blob)
-        made.items.append(kept)
-    return made.blobs, made.items
+                made = BadRecord(place=item.record.place, error=reason)
+        blobs.append(blob)
+        kept.append(made)
+    return blobs, kept
 
 
 def _payloads(index: CostIndex, blobs: Sequence[bytes]) -> list[bytes]:
@@ -269,10 +266,10 @@ def _payloads(index: CostIndex, blobs: Sequence[bytes]) -> list[bytes]:
     ]
 
 
-def _records(columns: "object", dtype: np.dtype[np.void], count: int) -> NDArray[np.void]:
+def _records(columns: Mapping[str, NDArray[Any]], dtype: np.dtype[np.void], count: int) -> NDArray[np.void]:
     rows = np.zeros(count, dtype=dtype)
     for name in dtype.names or ():
-        rows[name] = columns[name]  # type: ignore[index]
+        rows[name] = columns[name]
     return rows
 
 
@@ -291,17 +288,3 @@ def _split(payload: bytes | bytearray | memoryview) -> tuple[NDArray[np.void], N
     if len(raw.media) != num_items:
         raise DataError(f"a payload holds {len(raw.media)} media and rows of {num_items}", remedy="Start again.")
     return sample, np.frombuffer(view[start:stop], dtype=_ITEM_ROW), raw
-
-
-def _reasons(index: CostIndex, capacities: Capacities) -> dict[int, str]:
-    """Why a row is not usable, by row: bad ones, and those that no micro-batch can hold."""
-    reasons = {bad.sample_id: f"unusable: {bad.reason}" for bad in index.bad}
-    columns = {"tokens": "llm_tokens", "patches": "patches", "items": "num_items"}
-    for name, limit in capacities.limits():
-        column = index.samples[columns[name]]
-        for row in np.flatnonzero(column > limit).tolist():
-            known = reasons.get(row)
-            if known is None or known.startswith("oversize"):
-                more = f"{int(column[row])} {name} > {limit}"
-                reasons[row] = f"oversize: {more}" if known is None else f"{known}, {more}"
-    return reasons

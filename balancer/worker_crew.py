@@ -23,6 +23,15 @@ _END_S, _DEATH_S = 1.0, 2.0
 _unreaped: "list[subprocess.Popen[bytes]]" = []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """The sample a worker is on, since when on the monotonic clock, and whether a stand-in is made of it."""
+
+    sample_id: int
+    since_s: float
+    stand_in: bool
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
     """One process.
@@ -61,16 +70,14 @@ class Worker:
         self.num_given += 1
         return True
 
-    def current_sample(self) -> int | None:
-        """The sample it is on, or was on when it died; None between two tasks."""
+    def under_way(self) -> UnderWay | None:
+        """What it is on, or was on when it died; None between two tasks."""
         beat = self.slot.read()
         ids = self.tasks[0].cell.sample_ids if self.tasks and beat.number == self.tasks[0].number else ()
-        return ids[beat.position] if 0 <= beat.position < len(ids) else None
-
-    def makes_stand_in(self) -> bool:
-        """Whether the sample it is on is replaced already."""
-        sample_id = self.current_sample()
-        return sample_id is not None and sample_id in self.tasks[0].stand_ins
+        if not 0 <= beat.position < len(ids):
+            return None
+        sample_id = ids[beat.position]
+        return UnderWay(sample_id=sample_id, since_s=beat.since_s, stand_in=sample_id in self.tasks[0].stand_ins)
 
     def __str__(self) -> str:
         return f"loader worker {self.name} (pid {self.process.pid})"

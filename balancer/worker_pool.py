@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from balancer.errors import BalancerError, LostWorkerError
-from balancer.worker_crew import Crew, Worker, how_it_ended
+from balancer.worker_crew import Crew, UnderWay, Worker, how_it_ended
 from balancer.worker_memory import MemoryWatch, own_bytes
 from balancer.worker_process import Cell, Done, Failed, Ready, Task, TaskReader, WorkerTaskError
 
@@ -249,19 +249,19 @@ class WorkerPool:
 
     def _is_late(self, worker: Worker, now_s: float) -> bool:
         """Whether a worker is over its time for a sample, and still is at a second look."""
-        beat = worker.slot.read()
-        late = worker.current_sample() is not None and now_s - beat.since_s > self._limit_s(worker)
-        if not late:
+        at = worker.under_way()
+        if at is None or now_s - at.since_s <= self._limit_s(at):
             worker.suspect_s = None
-        elif worker.suspect_s is None or worker.suspect_s < beat.since_s:
+            return False
+        if worker.suspect_s is None or worker.suspect_s < at.since_s:
             worker.suspect_s = now_s
-        return late and worker.suspect_s is not None and now_s - worker.suspect_s >= _SECOND_LOOK_S
+        return now_s - worker.suspect_s >= _SECOND_LOOK_S
 
-    def _limit_s(self, worker: Worker) -> float:
-        """Time for the sample a worker is on. A stand-in needs no data: only a new worker's first look is slow."""
+    def _limit_s(self, at: UnderWay) -> float:
+        """Time for a sample. A stand-in needs no data: only a new worker's first look is slow."""
         if self._timeout_s is None:
             return math.inf
-        return max(self._timeout_s, _STAND_IN_S) if worker.makes_stand_in() else self._timeout_s
+        return max(self._timeout_s, _STAND_IN_S) if at.stand_in else self._timeout_s
 
     def _wait_s(self) -> float:
         """Until the next look is due."""
@@ -271,33 +271,34 @@ class WorkerPool:
         for worker in self._crew.workers:
             if worker.suspect_s is not None:
                 due_s = min(due_s, worker.suspect_s + _SECOND_LOOK_S - now_s)
-            elif worker.current_sample() is not None:
-                due_s = min(due_s, worker.slot.read().since_s + self._limit_s(worker) - now_s)
+            elif (at := worker.under_way()) is not None:
+                due_s = min(due_s, at.since_s + self._limit_s(at) - now_s)
         return max(due_s, 0.005)
 
     # --- losing workers
 
     def _replace_late(self, worker: Worker) -> None:
-        sample_id = worker.current_sample()
-        if sample_id is None:  # it has gone on this very moment
+        at = worker.under_way()
+        if at is None:  # it has gone on this very moment
             return
-        if worker.makes_stand_in():  # not the sample's fault: counted, or it would go on for ever
-            self._lost(worker, f"no stand-in within {self._limit_s(worker):g} s")
+        if at.stand_in:  # not the sample's fault: counted, or it would go on for ever
+            self._lost(worker, f"no stand-in within {self._limit_s(at):g} s")
             return
-        place = self._place(sample_id)
+        place = self._place(at.sample_id)
         _logger.warning(
             "%s did not load sample %d (%s) within %g s and is replaced; the sample is trained as a stand-in without "
             "loss",
             worker,
-            sample_id,
+            at.sample_id,
             place,
             self._timeout_s,
         )
-        self._redo(worker, sample_id, f"timeout: not loaded within {self._timeout_s:g} s by {worker}, {place}")
+        self._redo(worker, at.sample_id, f"timeout: not loaded within {self._timeout_s:g} s by {worker}, {place}")
 
     def _lost(self, worker: Worker, how: str) -> None:
         """A worker has died by itself."""
-        sample_id = worker.current_sample()
+        at = worker.under_way()
+        sample_id = None if at is None else at.sample_id
         where = "between samples" if sample_id is None else f"at sample {sample_id} ({self._place(sample_id)})"
         self._deaths.append(f"{worker}: {how} {where}")
         _logger.warning("%s was lost: %s %s; it is replaced", worker, how, where)

@@ -24,7 +24,7 @@ from balancer.mixture_draws import DrawTable, PartSize
 from balancer.mixture_weights import MixtureWeights
 from balancer.shuffle import Shuffle
 from dataloaders.mixture_source import id_ranges
-from tools.selection_proof import Found, Int64Array, compare_selection, few, known_ids
+from tools.selection_proof import Found, Int64Array, check_place, compare_selection, few, known_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,7 @@ class MixtureProof:
         run, name = self._run, f"step {line.step}"
         if len(ids) != run.global_batch_size:
             self._found(f"{name} consumed {len(ids)} samples; {run.global_batch_size} are selected")
-        epoch, number = divmod(line.step - 1, -(-run.num_ids // run.global_batch_size) or 1)
-        if (line.epoch, line.cursor) != (epoch, number * run.global_batch_size):
-            self._found(
-                f"{name} is at epoch {line.epoch}, sample {line.cursor}; it belongs at epoch {epoch}, sample "
-                f"{number * run.global_batch_size}"
-            )
+        check_place(line, run, self._found)
         drawn = [part.add(name, ids, self._found) for part in self._counts]
         if self._table is None:
             return

@@ -105,14 +105,9 @@ class StepProof:
 
     def step(self, line: StepLine, ids: Int64Array) -> None:
         """Compare a step with what is selected."""
-        name, where = f"step {line.step}", self._where(line)
+        name, where = f"step {line.step}", check_place(line, self._run, self._found)
         if where is None:
             return
-        if (line.epoch, line.cursor) != (where.epoch, where.cursor):
-            self._found(
-                f"{name} is at epoch {line.epoch}, sample {line.cursor}; it belongs at epoch {where.epoch}, sample "
-                f"{where.cursor}"
-            )
         if len(ids) != where.stop - where.cursor:
             self._found(f"{name} consumed {len(ids)} samples; {where.stop - where.cursor} are selected")
         if where.epoch != self._epoch:
@@ -123,14 +118,6 @@ class StepProof:
             self._waiting.append((line.step, ids))
         else:
             self._compare(self._selector, line.step, ids)
-
-    def _where(self, line: StepLine) -> StepRange | None:
-        run = self._run
-        try:
-            return step_range(line.step - 1, num_samples=run.num_ids, global_batch_size=run.global_batch_size)
-        except PlanError as error:
-            self._found(f"step {line.step} of such a run cannot be: {error}")
-            return None
 
     def _compare(self, selector: StepSelector, step: int, consumed: Int64Array) -> None:
         self.num_selected += 1
@@ -211,6 +198,21 @@ def trained_ids(index: CostIndex, run: RunLine) -> Int64Array:
     capacities = Capacities(tokens=run.capacity_tokens, patches=run.capacity_patches)
     eligible = eligible_ids(index, capacities, "drop").ids
     return split_held_out(eligible, share=run.eval_share, seed=run.seed)[0]
+
+
+def check_place(line: StepLine, run: RunLine, found: Found) -> StepRange | None:
+    """Where a step of a run lies, having compared its line with that; None, with a finding, where it cannot be."""
+    try:
+        where = step_range(line.step - 1, num_samples=run.num_ids, global_batch_size=run.global_batch_size)
+    except PlanError as error:
+        found(f"step {line.step} of such a run cannot be: {error}")
+        return None
+    if (line.epoch, line.cursor) != (where.epoch, where.cursor):
+        found(
+            f"step {line.step} is at epoch {line.epoch}, sample {line.cursor}; it belongs at epoch {where.epoch}, "
+            f"sample {where.cursor}"
+        )
+    return where
 
 
 def compare_selection(step: int, selected: Int64Array, consumed: Int64Array, found: Found) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def run_fit(config: FitConfig) -> int:
     with communicator(pp_size=config.pp_size) as comm, RunLock() as lock:
         _warm_up(comm, console)
         run = RunFolder(_choose_run(config, comm))
-        line = run_line(config, side, train_ids)
+        line = cache(lambda: run_line(config, side, train_ids))  # rank 0 alone needs it, and passes over all ids
         newest = _newest_checkpoint(run, line, comm, lock) if config.resume else None
         trainer = Trainer(
             config,
@@ -79,7 +80,7 @@ def run_fit(config: FitConfig) -> int:
             if trainer.finished_steps == trainer.num_steps:
                 console.print(COMPLETE_NOTICE.format(run=run.path, steps=trainer.num_steps), markup=False)
                 return 0
-        _on_main(comm, lambda: _open_log(trainer, run, line, side, lock))
+        _on_main(comm, lambda: _open_log(trainer, run, line(), side, lock))
         result = trainer.fit()
         seen = None if config.has_data else measure_seen(trainer, eval_side, held_out)
     if not comm.is_main:
@@ -123,14 +124,14 @@ def _choose_run(config: FitConfig, comm: Comm) -> Path:
     return comm.gather(config.output or next_free(RUNS, Path(config.model).name))[0]
 
 
-def _newest_checkpoint(run: RunFolder, line: RunLine, comm: Comm, lock: RunLock) -> Path | None:
+def _newest_checkpoint(run: RunFolder, line: Callable[[], RunLine], comm: Comm, lock: RunLock) -> Path | None:
     """The checkpoint that a resume continues, the same on every rank; None: the run has none yet.
 
     Raises:
         ConfigError: another process writes to the run, or its ledger is of another run, or gone.
     """
     _on_main(comm, lambda: lock.take(run.path))
-    _on_main(comm, lambda: refuse_other_run(run.ledger_path, line))
+    _on_main(comm, lambda: refuse_other_run(run.ledger_path, line()))
     (newest,) = comm.gather((latest_complete(run.checkpoints),))[0]
     if newest is not None and not comm.gather(run.ledger_path.is_file())[0]:
         raise ConfigError(

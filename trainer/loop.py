@@ -130,6 +130,7 @@ class Trainer:
         """How samples `ids` of a source are read and planned; `shuffle` off is the order of evaluation."""
         config = self.config
         reader = sample_reader(side, config, with_pixels=self.comm.pp_rank == 0)
+        selector = self._selector if shuffle else None
         plans = PlanSequence(
             index=side.index,
             ids=ids,
@@ -144,8 +145,8 @@ class Trainer:
             seed=config.seed,
             shuffle=config.shuffle if shuffle else "none",
             block_shards=config.shuffle_block_shards,
-            groups=read_groups(side, config) if shuffle else None,
-            selector=self._selector if shuffle else None,
+            groups=read_groups(side, config) if shuffle and selector is None else None,  # a selector has its own
+            selector=selector,
         )
         return reader, plans
 

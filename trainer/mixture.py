@@ -65,12 +65,14 @@ def mixture_selector(
     if not isinstance(saved, Mapping):
         raise ConfigError("the checkpoint is of a run without a mixture. Start a new run with another --output.")
     weights = MixtureWeights.from_state(saved["weights"])
-    if make(weights).digest != saved["digest"]:
+    selector = make(weights)
+    if selector.digest != saved["digest"]:
         raise ConfigError(
             "the samples of the mixture are not those of the checkpoint, so a step number would stand for other ones. "
             "Restore the data, or start a new run with another --output."
         )
-    return make(weights.changed(at_step, new))
+    changed = weights.changed(at_step, new)
+    return selector if changed is weights else make(changed)
 
 
 def to_progress(plans: PlanSequence) -> dict[str, Any]:

@@ -116,9 +116,9 @@ def test_a_file_of_many_empty_gzip_streams_is_not_copied_for_each_of_them(
     from dataloaders import byte_stream
 
     fed: list[int] = []
-    feed = byte_stream._Gzip.feed
+    feed = byte_stream._Gzip.decompress
     monkeypatch.setattr(
-        byte_stream._Gzip, "feed", lambda self, data, most: fed.append(len(data)) or feed(self, data, most)
+        byte_stream._Gzip, "decompress", lambda self, data, most: fed.append(len(data)) or feed(self, data, most)
     )
     path, empty = tmp_path / "a.tar.gz", gzip.compress(b"")
     path.write_bytes(empty * 5000)

@@ -5,13 +5,9 @@ import hashlib
 import json
 import os
 import pickle
-import re
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +28,7 @@ from dataloaders.rows import RowFields
 from dataloaders.sample import load_sample
 from dataloaders.scan import build_index, scan_source
 from dataloaders.storage import FileState, Storage, StorageOptions
+from tools.benchmarks.range_server import RangeServer
 
 ESTIMATOR = Qwen25VLEstimator()
 Make = Callable[..., bytes]
@@ -453,59 +450,11 @@ def test_real_files_are_scanned_through_a_list_of_them(shared_dir: Path, tmp_pat
 # Remote files
 
 
-class _Ranges(BaseHTTPRequestHandler):
-    """Serves `files` of the server with ranges, and counts requests by path."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        server = cast("_Server", self.server)
-        server.asked[self.path] += 1
-        status = server.broken.get(self.path, 200)
-        data = server.files.get(self.path)
-        if data is None or status != 200:
-            self.send_response(status if data is not None else 404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = (int(found[1]), min(int(found[2]), len(data) - 1)) if found else (0, len(data) - 1)
-        self.send_response(206 if found else 200)
-        if found:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()[:8]}"')
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.end_headers()
-        if body:
-            self.wfile.write(data[first : last + 1])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
-
-
-class _Server(ThreadingHTTPServer):
-    files: dict[str, bytes]
-    asked: Counter[str]
-    broken: dict[str, int]
-
-
 @pytest.fixture
-def server() -> Iterator[_Server]:
+def server(tmp_path: Path) -> Iterator[RangeServer]:
     pytest.importorskip("aiohttp")
-    with _Server(("127.0.0.1", 0), _Ranges) as running:
-        running.files, running.asked, running.broken, running.daemon_threads = {}, Counter(), {}, True
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with RangeServer(tmp_path / "served") as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -514,29 +463,32 @@ def storage() -> Iterator[Storage]:
         yield opened
 
 
-def _address(server: _Server) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}"
+def _serve(server: RangeServer, path: str, data: bytes) -> str:
+    """Put a file on the server; its address."""
+    (server.folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (server.folder / path).write_bytes(data)
+    return server.url(path)
 
 
-def test_files_and_media_at_a_url(server: _Server, storage: Storage, image_bytes: Make) -> None:
+def test_files_and_media_at_a_url(server: RangeServer, storage: Storage, image_bytes: Make) -> None:
     picture = image_bytes(56, 28)
     rows = [_chat("<image>", image="img/1.png"), _chat("<image>", image="img/gone.png"), _chat("Hello")]
-    server.files["/d/a.jsonl"] = b"\n".join(json.dumps(row).encode() for row in rows)
-    server.files["/d/img/1.png"] = picture
-    source = JsonlSource(f"{_address(server)}/d/a.jsonl", storage=storage)
+    address = _serve(server, "d/a.jsonl", b"\n".join(json.dumps(row).encode() for row in rows))
+    _serve(server, "d/img/1.png", picture)
+    source = JsonlSource(address, storage=storage)
     source.prefetch([0, 2])
     assert _first_text(source, 2) == "Hello"
     assert source.record(0).media[0].size_bytes == len(picture)
     assert source.media_bytes(0, 0) == picture
-    assert source.place(1) == f"shard {_address(server)}/d/a.jsonl, key line 2"
+    assert source.place(1) == f"shard {address}, key line 2"
     assert [bad.reason for bad in scan_source(source, ESTIMATOR).bad] == ["missing_media"]
 
 
-def test_a_local_file_may_have_its_media_at_a_url(server: _Server, storage: Storage, tmp_path: Path) -> None:
-    server.files["/img/1.png"] = b"abc"
+def test_a_local_file_may_have_its_media_at_a_url(server: RangeServer, storage: Storage, tmp_path: Path) -> None:
+    _serve(server, "img/1.png", b"abc")
     rows = [_chat("<image>", image=name) for name in ("1.png", "../1.png", "/img/1.png")]
     path = _write(tmp_path / "a.jsonl", rows)
-    source = JsonlSource(path, media_root=f"{_address(server)}/img/", storage=storage)
+    source = JsonlSource(path, media_root=server.url("img/"), storage=storage)
     assert source.media_bytes(0, 0) == b"abc"
     for i in (1, 2):
         with pytest.raises(RecordError) as raised:
@@ -545,24 +497,22 @@ def test_a_local_file_may_have_its_media_at_a_url(server: _Server, storage: Stor
 
 
 def test_urls_in_records_are_fetched_only_where_that_is_configured(
-    server: _Server, storage: Storage, tmp_path: Path
+    server: RangeServer, storage: Storage, tmp_path: Path
 ) -> None:
-    server.files["/x.png"] = b"abc"
-    row = _chat("<image>", image=f"{_address(server)}/x.png")
+    row = _chat("<image>", image=_serve(server, "x.png", b"abc"))
     with pytest.raises(RecordError, match="not allowed"):
         _open_one(tmp_path, row, storage=storage).record(0)
-    assert server.asked["/x.png"] == 0
+    assert server.counts.requests == 0
     allowed = _open_one(tmp_path, row, storage=storage, media_schemes=("HTTP",))
     assert allowed.media_bytes(0, 0) == b"abc"
 
 
 def test_a_server_that_fails_is_failing_storage_and_not_bad_samples(
-    server: _Server, storage: Storage, tmp_path: Path
+    server: RangeServer, storage: Storage, tmp_path: Path
 ) -> None:
-    server.files["/x.png"], server.broken["/x.png"] = b"abc", 503
-    source = _open_one(
-        tmp_path, _chat("<image>", image=f"{_address(server)}/x.png"), storage=storage, media_schemes=("http",)
-    )
+    row = _chat("<image>", image=_serve(server, "x.png", b"abc"))
+    server.behaviour.error_share = 1.0
+    source = _open_one(tmp_path, row, storage=storage, media_schemes=("http",))
     with pytest.raises(SourceError):
         scan_source(source, ESTIMATOR)
 

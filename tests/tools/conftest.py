@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from balancer.ledger import _written, read_lines
+from balancer.ledger_lines import Line
 from balancer.records import ActionRecord, RecordWriter, StepRecord
+from tools.verify_command import VerifyReport, verify_run
 
 # (rank, stage, op, micro-batch, start ms, end ms)
 Act = tuple[int, int, str, int, float, float]
 MakeRecord = Callable[..., StepRecord]
+Edit = Callable[[list[Line]], list[Line]]
 
 
 def _record(step: int = 1, acts: Sequence[Act] = (), **changes: object) -> StepRecord:
@@ -70,3 +74,19 @@ def run_folder(tmp_path: Path) -> Path:
     lines = [record.to_json() for record in (*off, *on)]
     (folder / "compare.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def edited() -> Callable[[Path, Edit], VerifyReport]:
+    """`edited(run, edit)`: the report after an edit of the ledger by somebody who writes all checks anew."""
+
+    def report(folder: Path, edit: Edit) -> VerifyReport:
+        path = folder / "ledger.jsonl"
+        check, texts = "", []
+        for line in edit(list(read_lines(path))):
+            text, check = _written(line, check)
+            texts.append(text)
+        path.write_bytes(b"".join(texts))
+        return verify_run(folder)
+
+    return report

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.layout import Layout
-from balancer.ledger import LedgerMark, LedgerWriter, _written, ids_digest, read_lines
+from balancer.ledger import LedgerMark, LedgerWriter, ids_digest, read_lines
 from balancer.ledger_groups import recorded_groups, runs_digest
 from balancer.ledger_lines import Line, RunLine, StartLine, StepLine
 from balancer.plan import Capacities
@@ -30,6 +30,7 @@ from tools.verify_command import VerifyReport, print_report, verify_run
 CAPACITIES = Capacities(tokens=4000, patches=16000)
 NUM_SAMPLES, BATCH = 23, 4
 Edit = Callable[[list[Line]], list[Line]]
+Edited = Callable[[Path, Edit], VerifyReport]
 
 
 @pytest.fixture(scope="module")
@@ -133,17 +134,6 @@ def test_an_edit_that_no_resume_has_read_is_found(tmp_path: Path, index: CostInd
     assert f"line {at + 1}: it does not match its check" in report.findings[0]
 
 
-def edited(folder: Path, edit: Edit) -> VerifyReport:
-    """The report after an edit by somebody who writes all checks anew."""
-    path = folder / "ledger.jsonl"
-    check, texts = "", []
-    for line in edit(list(read_lines(path))):
-        text, check = _written(line, check)
-        texts.append(text)
-    path.write_bytes(b"".join(texts))
-    return verify_run(folder)
-
-
 def step_at(lines: list[Line], step: int) -> int:
     return next(k for k, line in enumerate(lines) if isinstance(line, StepLine) and line.step == step)
 
@@ -172,7 +162,7 @@ def test_a_run_that_was_killed_and_changed_its_ranks_is_proven(
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_blocks_of_groups_that_no_index_knows_are_proven_by_the_ledger_alone(
-    tmp_path: Path, index: CostIndex, in_memory: bool
+    tmp_path: Path, index: CostIndex, in_memory: bool, edited: Edited
 ) -> None:
     """Row groups of Parquet, say: an index knows files."""
     groups = np.arange(NUM_SAMPLES) // 3
@@ -185,7 +175,9 @@ def test_blocks_of_groups_that_no_index_knows_are_proven_by_the_ledger_alone(
     )  # not in what the ledger says then, which is all that is known without the index
 
 
-def test_before_the_first_epoch_is_complete_selection_needs_the_index(tmp_path: Path, index: CostIndex) -> None:
+def test_before_the_first_epoch_is_complete_selection_needs_the_index(
+    tmp_path: Path, index: CostIndex, edited: Edited
+) -> None:
     report = verify_run(make_run(tmp_path / "run", index, in_memory=True, steps=9))
     assert report.holds
     assert report.num_complete == 1
@@ -273,7 +265,7 @@ TAMPERINGS = [
 @pytest.mark.parametrize(("edit", "message"), TAMPERINGS)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_tampered_ledger_is_found_out_even_with_checks_written_anew(
-    tmp_path: Path, index: CostIndex, edit: Edit, message: str, in_memory: bool
+    *, tmp_path: Path, index: CostIndex, edit: Edit, message: str, in_memory: bool, edited: Edited
 ) -> None:
     folder = make_run(tmp_path / "run", index, in_memory=in_memory)
     report = edited(folder, edit)
@@ -284,7 +276,7 @@ def test_a_tampered_ledger_is_found_out_even_with_checks_written_anew(
 
 @pytest.mark.parametrize(("edit", "message"), [entry for entry in TAMPERINGS if entry[0] is not swap_ranks])
 def test_most_tampering_is_found_without_the_plans_too(
-    tmp_path: Path, index: CostIndex, edit: Edit, message: str
+    tmp_path: Path, index: CostIndex, edit: Edit, message: str, edited: Edited
 ) -> None:
     folder = make_run(tmp_path / "run", index)
     shutil.rmtree(folder / "plans")
@@ -300,7 +292,7 @@ def test_a_hand_that_edits_one_line_breaks_the_chain_of_checks(tmp_path: Path, i
     assert "line 1: it does not match its check" in report.findings[0]
 
 
-def test_another_index_in_the_same_place_is_not_used(tmp_path: Path, index: CostIndex) -> None:
+def test_another_index_in_the_same_place_is_not_used(tmp_path: Path, index: CostIndex, edited: Edited) -> None:
     folder = make_run(tmp_path / "run", index)
 
     def other_index(lines: list[Line]) -> list[Line]:
@@ -313,7 +305,7 @@ def test_another_index_in_the_same_place_is_not_used(tmp_path: Path, index: Cost
     assert any(f"that of the run is {'f' * 64}" in note for note in report.notes)
 
 
-def test_a_selector_that_cannot_be_computed_again_is_said(tmp_path: Path, index: CostIndex) -> None:
+def test_a_selector_that_cannot_be_computed_again_is_said(tmp_path: Path, index: CostIndex, edited: Edited) -> None:
     folder = make_run(tmp_path / "run", index)
 
     def mixture(lines: list[Line]) -> list[Line]:
@@ -328,7 +320,7 @@ def test_a_selector_that_cannot_be_computed_again_is_said(tmp_path: Path, index:
 
 
 def test_the_command_prints_a_report_or_json_and_its_exit_code_tells(
-    tmp_path: Path, index: CostIndex, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, index: CostIndex, capsys: pytest.CaptureFixture[str], edited: Edited
 ) -> None:
     folder = make_run(tmp_path / "run", index)
     assert main(["verify", str(folder)]) == 0
@@ -349,7 +341,7 @@ def test_the_command_prints_a_report_or_json_and_its_exit_code_tells(
 
 
 def test_a_run_without_a_finished_step_proves_nothing_and_is_no_error(
-    tmp_path: Path, index: CostIndex, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, index: CostIndex, capsys: pytest.CaptureFixture[str], edited: Edited
 ) -> None:
     folder = make_run(tmp_path / "run", index)
     report = edited(folder, lambda lines: lines[:2])

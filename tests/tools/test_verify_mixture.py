@@ -11,7 +11,7 @@ import pytest
 
 from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.layout import Layout
-from balancer.ledger import LedgerWriter, _written, ids_digest, read_lines
+from balancer.ledger import LedgerWriter, ids_digest, read_lines
 from balancer.ledger_lines import Line, PartLine, RunLine, StartLine, StepLine
 from balancer.mixture import MixtureSelector, mixture_parts
 from balancer.mixture_weights import MixtureWeights
@@ -31,6 +31,7 @@ CAPACITIES = Capacities(tokens=4000, patches=16000)
 BATCH, SEED, SHARE = 6, 5, 0.1
 SIZES = {"captions": 19, "pages": 26, "spare": 4}
 Edit = Callable[[list[Line]], list[Line]]
+Edited = Callable[[Path, Edit], VerifyReport]
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +141,6 @@ def make_run(
     return folder
 
 
-def edited(folder: Path, edit: Edit) -> VerifyReport:
-    """The report after an edit by somebody who writes all checks anew."""
-    path = folder / "ledger.jsonl"
-    check, texts = "", []
-    for line in edit(list(read_lines(path))):
-        text, check = _written(line, check)
-        texts.append(text)
-    path.write_bytes(b"".join(texts))
-    return verify_run(folder)
-
-
 def change(lines: list[Line], at: int, **values: Any) -> list[Line]:
     return [*lines[:at], replace(lines[at], **values), *lines[at + 1 :]]
 
@@ -244,6 +234,10 @@ def claim_other_tokens(lines: list[Line]) -> list[Line]:
     return change(lines, 0, parts=(replace(captions, llm_tokens=5 * captions.llm_tokens), *others))
 
 
+def claim_empty_steps(lines: list[Line]) -> list[Line]:
+    return change(lines, 0, global_batch_size=0)
+
+
 def another_epoch(lines: list[Line]) -> list[Line]:
     return change(lines, position(lines, StepLine, 5), epoch=3)
 
@@ -257,6 +251,7 @@ TAMPERINGS = [
     (read_a_part_that_was_left_out, "step 1 consumed 1 samples of part 'spare'; its weights ask for 0"),
     (claim_a_smaller_part, "its parts do not make up the 49 samples of the run"),
     (claim_other_tokens, r"step \d+ consumed \d samples of part|are not those of the run"),
+    (claim_empty_steps, "step 1 of such a run cannot be: global_batch_size=0: a step holds at least one sample"),
     (another_epoch, "step 5 is at epoch 3, sample 24; it belongs at epoch 0, sample 24"),
 ]
 
@@ -264,7 +259,7 @@ TAMPERINGS = [
 @pytest.mark.parametrize(("edit", "message"), TAMPERINGS)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_tampering_with_a_mixture_is_found_out_even_with_checks_written_anew(
-    *, tmp_path: Path, parts: Mapping[str, CostIndex], edit: Edit, message: str, in_memory: bool
+    *, tmp_path: Path, parts: Mapping[str, CostIndex], edit: Edit, message: str, in_memory: bool, edited: Edited
 ) -> None:
     folder = make_run(tmp_path / "run", parts, in_memory=in_memory)
     shutil.rmtree(folder / "plans")
@@ -274,7 +269,7 @@ def test_tampering_with_a_mixture_is_found_out_even_with_checks_written_anew(
 
 
 def test_samples_that_change_places_within_an_epoch_are_found_with_the_indices_and_by_the_plans(
-    tmp_path: Path, parts: Mapping[str, CostIndex]
+    tmp_path: Path, parts: Mapping[str, CostIndex], edited: Edited
 ) -> None:
     def swap(lines: list[Line]) -> list[Line]:
         """Two samples of one part, of steps 1 and 2."""
@@ -299,7 +294,7 @@ def test_samples_that_change_places_within_an_epoch_are_found_with_the_indices_a
 
 
 def test_weights_that_were_lost_with_a_process_leave_no_trace_in_the_proof(
-    tmp_path: Path, parts: Mapping[str, CostIndex]
+    tmp_path: Path, parts: Mapping[str, CostIndex], edited: Edited
 ) -> None:
     """The second start dies before its first checkpoint; the third continues the first one with weights of its own."""
     folder = make_run(tmp_path / "run", parts)

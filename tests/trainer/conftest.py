@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from balancer.ledger import read_lines
+from balancer.ledger_lines import StepLine
+from balancer.records import RecordWriter, StepRecord
+from tools.verify_command import VerifyReport, verify_run
 from trainer.config import CheckConfig, FitConfig
 
 Member = tuple[str, bytes]
@@ -130,3 +134,55 @@ def losses() -> Callable[[Path], Sequence[float]]:
         return [record.loss for record in read_records(run / "steps.jsonl")]
 
     return read
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing is saved, nothing is tidied up."""
+
+
+@pytest.fixture
+def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`killed_after(config, step, is_recorded=True)`: run until the record of `step` is written, or about to be."""
+    from trainer.fit_command import run_fit
+
+    write = RecordWriter.write
+
+    def run(config: FitConfig, step: int, *, is_recorded: bool = True) -> None:
+        def write_then_die(self: RecordWriter, record: StepRecord) -> None:
+            if is_recorded or record.step != step:
+                write(self, record)
+            if record.step == step:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordWriter, "write", write_then_die)
+            with pytest.raises(Killed):
+                run_fit(config)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def consumed() -> Callable[[FitConfig], list[list[int]]]:
+    """`consumed(config)`: ids of every step of its run, by the ledger."""
+
+    def read(config: FitConfig) -> list[list[int]]:
+        assert config.output is not None
+        lines = read_lines(config.output / "ledger.jsonl")
+        return [[i for rank in line.ids for i in rank] for line in lines if isinstance(line, StepLine)]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def proven() -> Callable[[FitConfig], VerifyReport]:
+    """`proven(config)`: the report on its run, whose ledger is sound, and each step selected and placed again."""
+
+    def prove(config: FitConfig) -> VerifyReport:
+        assert config.output is not None
+        report = verify_run(config.output)
+        assert report.holds, report.findings
+        assert report.num_selected == report.num_placed == report.num_steps
+        return report
+
+    return prove

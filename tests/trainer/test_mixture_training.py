@@ -13,10 +13,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from balancer.ledger import read_lines  # noqa: E402
-from balancer.ledger_lines import RunLine, StartLine, StepLine  # noqa: E402
+from balancer.ledger_lines import RunLine, StartLine  # noqa: E402
 from balancer.mixture import MixtureSelector  # noqa: E402
-from balancer.records import RecordWriter, StepRecord  # noqa: E402
-from tools.verify_command import VerifyReport, verify_run  # noqa: E402
+from tools.verify_command import VerifyReport  # noqa: E402
 from trainer.check_command import build_subject  # noqa: E402
 from trainer.checkpoint import latest_complete, read_meta  # noqa: E402
 from trainer.config import CheckConfig, FitConfig, PlanConfig  # noqa: E402
@@ -28,42 +27,11 @@ from trainer.model_source import load_model_source  # noqa: E402
 from trainer.plan_command import run_plan  # noqa: E402
 
 MakeConfig = Callable[..., FitConfig]
+KilledAfter = Callable[..., None]
+Consumed = Callable[[FitConfig], list[list[int]]]
+Proven = Callable[[FitConfig], VerifyReport]
 WriteMixture = Callable[..., Path]
 IN_TAR = 12  # samples of the first part; the second one has 8
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing is saved, nothing is tidied up."""
-
-
-def killed_after(config: FitConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `config` until the record of `step` is written."""
-    write = RecordWriter.write
-
-    def write_then_die(self: RecordWriter, record: StepRecord) -> None:
-        write(self, record)
-        if record.step == step:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordWriter, "write", write_then_die)
-        with pytest.raises(Killed):
-            run_fit(config)
-
-
-def consumed(config: FitConfig) -> list[list[int]]:
-    """Ids of every step, by the ledger."""
-    assert config.output is not None
-    lines = read_lines(config.output / "ledger.jsonl")
-    return [[i for rank in line.ids for i in rank] for line in lines if isinstance(line, StepLine)]
-
-
-def proven(config: FitConfig) -> VerifyReport:
-    assert config.output is not None
-    report = verify_run(config.output)
-    assert report.holds, report.findings
-    assert report.num_selected == report.num_placed == report.num_steps
-    return report
 
 
 @pytest.fixture
@@ -105,7 +73,7 @@ def mixed(fit_config: MakeConfig, mixture: WriteMixture) -> MakeConfig:
 
 @pytest.mark.parametrize("shuffle", ["full", "block", "none"])
 def test_every_part_is_read_by_its_weight_and_the_ledger_proves_it(
-    mixed: MakeConfig, shuffle: str, capsys: pytest.CaptureFixture[str]
+    mixed: MakeConfig, shuffle: str, capsys: pytest.CaptureFixture[str], proven: Proven
 ) -> None:
     config = mixed(shuffle=shuffle, eval_share=0.1, max_steps=20)
     assert run_fit(config) == 0
@@ -125,12 +93,12 @@ def test_every_part_is_read_by_its_weight_and_the_ledger_proves_it(
 
 
 def test_a_run_that_is_killed_and_resumed_draws_what_one_run_draws(
-    mixed: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    mixed: MakeConfig, killed_after: KilledAfter, consumed: Consumed, proven: Proven
 ) -> None:
     whole, parts = mixed("whole", max_steps=9), mixed("parts", max_steps=9, checkpoint_interval_steps=3)
     assert run_fit(whole) == 0
-    killed_after(parts, 5, monkeypatch)
-    killed_after(dataclasses.replace(parts, resume=True, num_workers=1), 8, monkeypatch)
+    killed_after(parts, 5)
+    killed_after(dataclasses.replace(parts, resume=True, num_workers=1), 8)
     assert run_fit(dataclasses.replace(parts, resume=True)) == 0
     assert consumed(parts) == consumed(whole)
     report = proven(parts)
@@ -138,14 +106,14 @@ def test_a_run_that_is_killed_and_resumed_draws_what_one_run_draws(
 
 
 def test_weights_change_on_a_resume_and_the_past_stays(
-    mixed: MakeConfig, mixture: WriteMixture, monkeypatch: pytest.MonkeyPatch
+    mixed: MakeConfig, mixture: WriteMixture, killed_after: KilledAfter, consumed: Consumed, proven: Proven
 ) -> None:
     """DR-02, DR-04: no part loses or repeats a sample over the change; weights lost with a process are forgotten."""
     whole, parts = mixed("whole", max_steps=12), mixed("parts", max_steps=12, checkpoint_interval_steps=2)
     assert run_fit(whole) == 0
-    killed_after(parts, 5, monkeypatch)
+    killed_after(parts, 5)
     forgotten = dataclasses.replace(parts, resume=True, mixture=mixture("forgotten", 1, 0), checkpoint_interval_steps=9)
-    killed_after(forgotten, 7, monkeypatch)
+    killed_after(forgotten, 7)
     assert run_fit(dataclasses.replace(parts, resume=True, mixture=mixture("later", 3, 1))) == 0
     assert consumed(parts)[:4] == consumed(whole)[:4]
     report = proven(parts)
@@ -163,7 +131,9 @@ def test_weights_change_on_a_resume_and_the_past_stays(
     assert [len(start.weights) for start in starts] == [1, 2, 2]
 
 
-def test_a_mixture_ends_when_its_parts_were_read_max_epochs_times(mixed: MakeConfig, mixture: WriteMixture) -> None:
+def test_a_mixture_ends_when_its_parts_were_read_max_epochs_times(
+    mixed: MakeConfig, mixture: WriteMixture, proven: Proven
+) -> None:
     config = mixed(mixture=mixture("short", 0, 1, max_epochs=2), max_steps=100, global_batch_size=2)
     assert run_fit(config) == 0
     report = proven(config)
@@ -203,7 +173,9 @@ def with_other_data(file: Path) -> None:
         (with_other_data, r"part 'pages' has changed: .*num_samples was 8 and is now 7"),
     ],
 )
-def test_a_resume_keeps_parts_and_their_data(mixed: MakeConfig, change: Callable[[Path], None], message: str) -> None:
+def test_a_resume_keeps_parts_and_their_data(
+    mixed: MakeConfig, change: Callable[[Path], None], message: str, consumed: Consumed
+) -> None:
     config = mixed(max_steps=2)
     assert run_fit(config) == 0
     assert config.mixture is not None
@@ -292,7 +264,7 @@ def test_what_cannot_be_read_is_listed_with_its_file_and_line(mixed: MakeConfig,
     assert [part.num_ids for part in run.parts] == [IN_TAR, 8]
 
 
-def test_held_out_samples_are_never_drawn(mixed: MakeConfig) -> None:
+def test_held_out_samples_are_never_drawn(mixed: MakeConfig, consumed: Consumed) -> None:
     config = mixed(eval_share=0.3, max_steps=15)
     assert run_fit(config) == 0
     drawn = {i for step in consumed(config) for i in step}

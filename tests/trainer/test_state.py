@@ -14,9 +14,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from balancer.errors import RecordFormatError  # noqa: E402
-from balancer.ledger import read_lines  # noqa: E402
-from balancer.ledger_lines import StepLine  # noqa: E402
-from balancer.records import RecordWriter, Replaced, StepRecord, read_records  # noqa: E402
+from balancer.records import Replaced, read_records  # noqa: E402
 from tools.verify_command import VerifyReport, verify_run  # noqa: E402
 from trainer.bad_samples import BadSamples  # noqa: E402
 from trainer.checkpoint import latest_complete  # noqa: E402
@@ -29,40 +27,10 @@ from trainer.run_folder import RunLock  # noqa: E402
 from trainer.tally import Tally  # noqa: E402
 
 MakeConfig = Callable[..., FitConfig]
+KilledAfter = Callable[..., None]
+Consumed = Callable[[FitConfig], list[list[int]]]
+Proven = Callable[[FitConfig], VerifyReport]
 KILLED_AT = (3, 5, 5, 8, 11)
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing is saved, nothing is tidied up."""
-
-
-def killed_after(config: FitConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `config` until the record of `step` is written."""
-    write = RecordWriter.write
-
-    def write_then_die(self: RecordWriter, record: StepRecord) -> None:
-        write(self, record)
-        if record.step == step:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordWriter, "write", write_then_die)
-        with pytest.raises(Killed):
-            run_fit(config)
-
-
-def consumed(config: FitConfig) -> list[list[int]]:
-    """Ids of every step, by the ledger."""
-    assert config.output is not None
-    lines = read_lines(config.output / "ledger.jsonl")
-    return [[i for rank in line.ids for i in rank] for line in lines if isinstance(line, StepLine)]
-
-
-def proven(config: FitConfig) -> VerifyReport:
-    assert config.output is not None
-    report = verify_run(config.output)
-    assert report.holds, report.findings
-    return report
 
 
 def bad_lines(config: FitConfig) -> list[dict[str, Any]]:
@@ -71,7 +39,9 @@ def bad_lines(config: FitConfig) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("shuffle", ["full", "block", "none"])
-def test_a_run_is_proven_exactly_once_by_its_ledger(fit_config: MakeConfig, shuffle: str) -> None:
+def test_a_run_is_proven_exactly_once_by_its_ledger(
+    fit_config: MakeConfig, shuffle: str, consumed: Consumed, proven: Proven
+) -> None:
     config = fit_config(shuffle=shuffle, epochs=2.5, eval_share=0.2)
     assert run_fit(config) == 0
     report = proven(config)
@@ -82,7 +52,7 @@ def test_a_run_is_proven_exactly_once_by_its_ledger(fit_config: MakeConfig, shuf
     assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2, 4, 4]
 
 
-def test_epochs_advance_by_themselves_and_follow_the_seed(fit_config: MakeConfig) -> None:
+def test_epochs_advance_by_themselves_and_follow_the_seed(fit_config: MakeConfig, consumed: Consumed) -> None:
     """DR-14."""
     config, again = fit_config("one", epochs=2), fit_config("two", epochs=2)
     for made in (config, again):
@@ -97,12 +67,12 @@ def test_epochs_advance_by_themselves_and_follow_the_seed(fit_config: MakeConfig
 
 
 def test_stopping_in_the_middle_gives_the_sequence_of_samples_of_one_run(
-    fit_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    fit_config: MakeConfig, killed_after: KilledAfter, consumed: Consumed, proven: Proven
 ) -> None:
     """DR-01, DR-04."""
     whole, parts = fit_config("whole", max_steps=8), fit_config("parts", max_steps=8, checkpoint_interval_steps=2)
     assert run_fit(whole) == 0
-    killed_after(parts, 5, monkeypatch)
+    killed_after(parts, 5)
     assert run_fit(dataclasses.replace(parts, resume=True)) == 0
     assert consumed(parts) == consumed(whole)
     report = proven(parts)
@@ -110,14 +80,18 @@ def test_stopping_in_the_middle_gives_the_sequence_of_samples_of_one_run(
 
 
 def test_a_chain_of_five_resumes_with_other_workers_each_time_is_one_run(
-    fit_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, losses: Callable[[Path], Sequence[float]]
+    fit_config: MakeConfig,
+    losses: Callable[[Path], Sequence[float]],
+    killed_after: KilledAfter,
+    consumed: Consumed,
+    proven: Proven,
 ) -> None:
     """DR-07."""
     whole = fit_config("whole", max_steps=13)
     parts = fit_config("parts", max_steps=13, checkpoint_interval_steps=3)
     assert run_fit(whole) == 0
     for number, step in enumerate(KILLED_AT):
-        killed_after(dataclasses.replace(parts, resume=number > 0, num_workers=number == 2), step, monkeypatch)
+        killed_after(dataclasses.replace(parts, resume=number > 0, num_workers=number == 2), step)
     assert run_fit(dataclasses.replace(parts, resume=True)) == 0
     assert consumed(parts) == consumed(whole)
     assert losses(parts.output) == losses(whole.output)
@@ -127,27 +101,21 @@ def test_a_chain_of_five_resumes_with_other_workers_each_time_is_one_run(
 
 
 def test_a_kill_between_the_ledger_and_the_record_of_a_step_is_no_gap(
-    fit_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    fit_config: MakeConfig, killed_after: KilledAfter, proven: Proven
 ) -> None:
     config = fit_config(max_steps=6, checkpoint_interval_steps=2)
 
-    def die(self: RecordWriter, record: StepRecord) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordWriter, "write", die)
-        with pytest.raises(Killed):
-            run_fit(config)
+    killed_after(config, 1, is_recorded=False)
     assert run_fit(dataclasses.replace(config, resume=True)) == 0
     assert proven(config).num_discarded == 1
     assert [record.step for record in read_records(config.output / "steps.jsonl")] == list(range(1, 7))  # type: ignore[operator]
 
 
 def test_a_resume_reads_the_ledger_from_its_checkpoint_on_and_the_proof_reads_all(
-    fit_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fit_config: MakeConfig, tmp_path: Path, killed_after: KilledAfter
 ) -> None:
     config = fit_config(max_steps=8, checkpoint_interval_steps=2)
-    killed_after(config, 5, monkeypatch)
+    killed_after(config, 5)
     meta = tmp_path / "run" / "checkpoints" / "step_000004" / "meta.json"
     reached = json.loads(meta.read_text())["progress"]["reached"]
     lines = (tmp_path / "run" / "steps.jsonl").read_bytes().splitlines(keepends=True)
@@ -174,10 +142,10 @@ def test_a_resume_reads_the_ledger_from_its_checkpoint_on_and_the_proof_reads_al
 
 @pytest.mark.parametrize("reached", [None, [], {"ledger": 3, "last_record": "x"}, {"last_record": -1}])
 def test_a_checkpoint_that_does_not_say_how_far_the_files_reached_is_resumed(
-    fit_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reached: object
+    fit_config: MakeConfig, tmp_path: Path, reached: object, killed_after: KilledAfter, proven: Proven
 ) -> None:
     config = fit_config(max_steps=4, checkpoint_interval_steps=2)
-    killed_after(config, 3, monkeypatch)
+    killed_after(config, 3)
     meta = tmp_path / "run" / "checkpoints" / "step_000002" / "meta.json"
     content = json.loads(meta.read_text())
     content["progress"]["reached"] = reached
@@ -230,7 +198,7 @@ def test_a_resume_on_other_data_of_the_same_name_is_refused_with_both_named(
     assert run_fit(dataclasses.replace(config, resume=True, max_steps=4)) == 0
 
 
-def test_data_that_moved_is_the_same_data(fit_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
+def test_data_that_moved_is_the_same_data(fit_config: MakeConfig, corpus: Path, tmp_path: Path, proven: Proven) -> None:
     moved = tmp_path / "moved" / corpus.name
     moved.parent.mkdir()
     shutil.copy(corpus, moved)
@@ -270,10 +238,10 @@ def test_what_the_scan_left_out_is_listed_once_with_its_place(
 
 
 def test_what_was_replaced_is_listed_with_its_step_also_across_a_kill(
-    fit_config: MakeConfig, truncated_corpus: Path, monkeypatch: pytest.MonkeyPatch
+    fit_config: MakeConfig, truncated_corpus: Path, killed_after: KilledAfter, consumed: Consumed, proven: Proven
 ) -> None:
     config = fit_config(data=str(truncated_corpus), max_replaced=1, max_steps=9, checkpoint_interval_steps=2)
-    killed_after(config, 5, monkeypatch)
+    killed_after(config, 5)
     assert run_fit(dataclasses.replace(config, resume=True)) == 0
     steps = [number for number, ids in enumerate(consumed(config), start=1) if 5 in ids]
     assert len(steps) == 3
@@ -283,7 +251,7 @@ def test_what_was_replaced_is_listed_with_its_step_also_across_a_kill(
 
 
 def test_a_sample_over_the_budget_is_listed_before_the_run_stops(
-    fit_config: MakeConfig, truncated_corpus: Path
+    fit_config: MakeConfig, truncated_corpus: Path, consumed: Consumed
 ) -> None:
     config = fit_config(data=str(truncated_corpus))
     with pytest.raises(ReplacedBudgetError, match="max_replaced=0"):
@@ -316,7 +284,7 @@ def test_steps_in_a_row_without_a_label_have_a_budget(
 
 
 def test_counts_in_a_row_outlive_a_resume(
-    fit_config: MakeConfig, truncated_corpus: Path, monkeypatch: pytest.MonkeyPatch
+    fit_config: MakeConfig, truncated_corpus: Path, killed_after: KilledAfter
 ) -> None:
     config = fit_config(
         data=str(truncated_corpus),
@@ -326,7 +294,7 @@ def test_counts_in_a_row_outlive_a_resume(
         global_batch_size=12,
         checkpoint_interval_steps=1,
     )
-    killed_after(config, 2, monkeypatch)
+    killed_after(config, 2)
     assert latest_complete(config.output / "checkpoints") is not None  # type: ignore[operator]
     with pytest.raises(ReplacedBudgetError, match="step 4: 4 steps in a row"):
         run_fit(dataclasses.replace(config, resume=True))
@@ -340,7 +308,7 @@ def test_a_mode_of_shuffling_may_not_change_in_a_run(fit_config: MakeConfig) -> 
 
 
 def test_json_lines_with_a_folder_of_media_train_too(
-    fit_config: MakeConfig, image_bytes: Callable[..., bytes], tmp_path: Path
+    fit_config: MakeConfig, image_bytes: Callable[..., bytes], tmp_path: Path, proven: Proven
 ) -> None:
     media = tmp_path / "media"
     media.mkdir()

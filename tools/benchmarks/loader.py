@@ -48,7 +48,7 @@ from dataloaders.sample import check_loadable, planned_items
 from dataloaders.scan import scan_source
 from dataloaders.tar_source import TarSource
 from tools.benchmarks.measuring import environment
-from tools.benchmarks.media_corpus import write_images
+from tools.benchmarks.media_corpus import add_member, write_images
 
 OURS, SAME_WORK = "PlanLoader", "torch, same work"
 IMAGES, BYTES = "torch, images (float32, normalised)", "torch, bytes (uint8, neither normalised nor laid out)"
@@ -224,10 +224,8 @@ def write_small(folder: Path, count: int) -> list[Path]:
         for i in range(count):
             picture = io.BytesIO()
             Image.fromarray(random.integers(0, 256, (56, 56, 3), dtype=np.uint8)).save(picture, "JPEG")
-            for name, data in ((f"{i:06}.jpg", picture.getvalue()), (f"{i:06}.txt", b"Noise.")):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+            add_member(tar, f"{i:06}.jpg", picture.getvalue())
+            add_member(tar, f"{i:06}.txt", b"Noise.")
     return [shard]
 
 

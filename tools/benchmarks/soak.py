@@ -111,10 +111,10 @@ def soak(folder: Path, *, cycles: int, worlds: Sequence[int], seed: int, num_sam
     goal = _num_records(run) + LAST_STEPS
     ranks = draw.choice(worlds)
     started = time.monotonic()
-    _finished(run, [*_options(folder, data), "--max-steps", str(goal), "--num-workers", "0"], ranks=ranks)
+    options = [*_options(folder, data), "--max-steps", str(goal), "--num-workers", "0"]
+    _finished(run, options, ranks=ranks)
     made.append(Cycle(ranks=ranks, workers=0, killed_after_step=goal, seconds=time.monotonic() - started))
     reference, same_layout = folder / "reference", len({cycle.ranks for cycle in made}) == 1
-    options = [*_options(folder, data), "--max-steps", str(goal), "--num-workers", "0"]
     _finished(reference, options, ranks=ranks if same_layout else 1)
     return SoakReport(
         cycles=tuple(made),
