@@ -16,7 +16,7 @@ rank, two ranks or more run the same arithmetic.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from balancer.batch import MicroBatch
 from balancer.records import ActionRecord
 from balancer.schedule import Act, Schedule
+from balancer.schedules.program import BACKWARD
 from trainer.comm import Comm
 from trainer.errors import TrainerError
 
@@ -94,10 +95,18 @@ class Executor:
         pieces: stage -> piece, those of this rank only.
         edges: all edges of the model for this step.
         comm: groups and channels.
+        timer: seconds that acts on a CPU are timed with; CUDA events time a device.
     """
 
-    def __init__(self, *, pieces: Mapping[int, Piece], edges: Sequence[Edge], comm: Comm) -> None:
-        self._pieces, self._edges, self._comm = pieces, edges, comm
+    def __init__(
+        self,
+        *,
+        pieces: Mapping[int, Piece],
+        edges: Sequence[Edge],
+        comm: Comm,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._pieces, self._edges, self._comm, self._timer = pieces, edges, comm, timer
 
     def run(
         self,
@@ -113,14 +122,18 @@ class Executor:
             schedule: complete and free of deadlock (checked by the caller through `simulate`).
             microbatches: [M]; None where the plan has an empty cell.
             loss_scale: multiplies the loss before the backward; gradients are scaled by it.
-            start: `time.perf_counter()` that action times are relative to (default: now).
+            start: time of the timer that action times are relative to (default: now).
 
         Raises:
-            TrainerError: the schedule asks for a piece or a micro-batch this rank does not have.
+            TrainerError: the schedule asks for a piece or a micro-batch this rank does not have, or splits backwards.
         """
+        if (schedule.op > BACKWARD).any():
+            raise TrainerError(
+                f"schedule {schedule.name} splits backwards into I and W; the executor runs whole ones: use 1f1b"
+            )
         tape, sends = _Tape(), []
         mail = _Mail(schedule, self._edges, self._comm)
-        clock = _Clock(self._comm.device, time.perf_counter() if start is None else start)
+        clock = _Clock(self._comm.device, self._timer, self._timer() if start is None else start)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._comm.device)
         kept: dict[int, Mapping[str, torch.Tensor]] = {}
         backward_follows = any(act.op == "B" for act in schedule.ranks[self._comm.pp_rank])
@@ -267,8 +280,8 @@ class _Mail:
 class _Clock:
     """Times actions: wall clock on the CPU, events on a CUDA device (read once, after the step)."""
 
-    def __init__(self, device: torch.device, start: float) -> None:
-        self._cuda, self._start = device.type == "cuda", start
+    def __init__(self, device: torch.device, timer: Callable[[], float], start: float) -> None:
+        self._cuda, self._timer, self._start = device.type == "cuda", timer, start
         self._spans: list[tuple[Act, float, float]] = []
         self._events: list[tuple[Act, torch.cuda.Event, torch.cuda.Event]] = []
         if self._cuda:
@@ -285,9 +298,9 @@ class _Clock:
                 last.record()
                 self._events.append((act, first, last))
             else:
-                begin = (time.perf_counter() - self._start) * 1e3
+                begin = (self._timer() - self._start) * 1e3
                 yield
-                self._spans.append((act, begin, (time.perf_counter() - self._start) * 1e3))
+                self._spans.append((act, begin, (self._timer() - self._start) * 1e3))
 
     def actions(self, comm: Comm) -> tuple[ActionRecord, ...]:
         if self._cuda:

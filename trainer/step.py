@@ -211,7 +211,7 @@ class StepRunner:
             ).without(absent)
             schedule = schedule if train else schedule.forward_only()
             unit = np.ones((plan.num_stages, plan.num_microbatches))
-            simulate(schedule, unit, unit)
+            simulate(schedule, forward_ms=unit, backward_ms=unit)
             if len(self._proven) > 4096:  # patterns of presence are few in practice; this bounds the odd case
                 self._proven.clear()
             self._proven[key] = schedule

@@ -163,6 +163,14 @@ def test_an_edge_of_another_width_raises() -> None:
         executor.run(schedule([5]), [batch(0, 5)])
 
 
+def test_halves_of_backwards_are_refused_before_anything_runs() -> None:
+    toy = Toy()
+    executor = Executor(pieces=toy.pieces(), edges=edges([1]), comm=COMM)
+    with pytest.raises(TrainerError, match=r"schedule zb-h1 splits backwards into I and W; .* use 1f1b"):
+        executor.run(build_schedule("zb-h1", stage_ranks=[0, 0], num_microbatches=1), [batch(0, 1)])
+    assert toy.seen == []
+
+
 def test_a_schedule_that_asks_for_what_the_rank_lacks_names_the_act() -> None:
     executor = Executor(pieces={1: Toy().decode}, edges=edges([0]), comm=COMM)
     with pytest.raises(TrainerError, match="runs 0F0 on rank 0, which has no such piece"):
