@@ -2,6 +2,7 @@
 
 `bubble_ratio = 1 - sum(busy) / (num_ranks * makespan)`: uniform GPipe and 1F1B give (p-1)/(m+p-1).
 `bubble_overhead = idle / busy`: the same idle time seen from the ideal run; uniform schedules give (p-1)/m.
+The bubble by kind (structural, stage skew, data, communication, straggler) is in balancer/bubbles.py.
 """
 
 import math

@@ -42,7 +42,7 @@ _llvm: Any = import_module("llvmlite.binding")
 
 _log = logging.getLogger("packing")
 _PACKAGE = Path(__file__).parent
-_IMPORT = re.compile(rb"^\s*(?:from|import)\s+(packing(?:\.\w+)*)", re.MULTILINE)
+_IMPORT = re.compile(rb"^\s*(?:from|import)\s+(\w+(?:\.\w+)*)", re.MULTILINE)
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _warned: set[str] = set()
 
@@ -229,15 +229,19 @@ def _rebuild(payload: bytes, target_context: Any) -> Any:
 
 
 def _stamp(function: Callable[..., Any]) -> bytes:
-    """Hash of what the machine code of a kernel is made from: compiler, its module, and what that imports from here."""
+    """Hash of what the machine code of a kernel is made from: compiler, its module, and what that imports from here.
+
+    Followed are imports of this package and of the kernel's own, which may be another one above it.
+    """
     code = function.__code__
     own: bytes = function.__globals__["__loader__"].get_data(code.co_filename)
-    texts, pending = {"": own}, set(_imports(own))
+    followed = frozenset({_PACKAGE.name, function.__module__.split(".")[0]})
+    texts, pending = {"": own}, set(_imports(own, followed))
     while pending:
         module = pending.pop()
         if module not in texts:
             texts[module] = _text(module)
-            pending |= _imports(texts[module])
+            pending |= _imports(texts[module], followed)
     hasher = hashlib.sha256(f"{numba.__version__} {_llvm.llvm_version_info} {code.co_firstlineno}".encode())
     for module in sorted(texts):
         hasher.update(hashlib.sha256(texts[module]).digest())
@@ -245,15 +249,17 @@ def _stamp(function: Callable[..., Any]) -> bytes:
 
 
 @cache
-def _imports(text: bytes) -> frozenset[str]:
-    return frozenset(name.decode() for name in _IMPORT.findall(text))
+def _imports(text: bytes, packages: frozenset[str]) -> frozenset[str]:
+    names = (name.decode() for name in _IMPORT.findall(text))
+    return frozenset(name for name in names if name.split(".")[0] in packages)
 
 
 @cache
 def _text(module: str) -> bytes:
-    """Source of a module of this package, or of everything in a subpackage (its members may be what is imported)."""
-    *folders, last = ("", *module.split(".")[1:])
-    folder = importlib.resources.files("packing").joinpath(*folders[1:])
+    """Source of a module, or of everything in a subpackage (its members may be what is imported)."""
+    package, *rest = module.split(".")
+    *folders, last = ("", *rest)
+    folder = importlib.resources.files(package).joinpath(*folders[1:])
     if last and folder.joinpath(f"{last}.py").is_file():
         return folder.joinpath(f"{last}.py").read_bytes()
     return _all_text(folder.joinpath(last) if last else folder)

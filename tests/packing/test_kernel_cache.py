@@ -227,18 +227,21 @@ def test_the_stamp_follows_imports_of_imports_and_of_whole_folders(monkeypatch: 
     texts = {
         "packing.a": b"from packing.b import x",
         "packing.b": b"if True:\n    import packing.c.d\n",
-        "packing.c.d": b"1",
+        "packing.c.d": b"import numpy\nfrom third import z\n",
+        "above.e": b"2",
     }
+    own = b"from packing.a import (\n    y,\n)\nfrom above.e import w\n"
     monkeypatch.setattr(_kernel_cache, "_text", texts.__getitem__)
     function = SimpleNamespace(
-        __globals__={"__loader__": SimpleNamespace(get_data=lambda path: b"from packing.a import (\n    y,\n)\n")},
+        __globals__={"__loader__": SimpleNamespace(get_data=lambda path: own)},
         __code__=SimpleNamespace(co_filename="kernels.py", co_firstlineno=1),
+        __module__="above.kernels",
     )
     stamps = [_kernel_cache._stamp(function)]  # type: ignore[arg-type]
     for module in texts:
         texts[module] += b"\n# changed"
         stamps.append(_kernel_cache._stamp(function))  # type: ignore[arg-type]
-    assert len(set(stamps)) == 4
+    assert len(set(stamps)) == 5
 
 
 def test_the_text_of_a_subpackage_is_that_of_everything_in_it() -> None:
