@@ -1,73 +1,58 @@
-"""Counts to time: forward and backward nanoseconds of every sample on every stage, as int64 [n, S].
+"""Counts to time and memory: nanoseconds and bytes of every sample on every stage, as int64 [n, S].
 
-    stage 0            encoder: linear in patches, attention in sum(l^2) over full and window segments
-    stages 1 .. S-1    LLM: linear in tokens, causal attention in tokens^2; the last one also holds the head
+    stage 0            encoder: patches, visual tokens, attention in sum(l^2) over full and window segments
+    stages 1 .. S-1    LLM: tokens, causal attention in tokens^2, all or a window; the last one also holds the head
+    (last stage)       generator, where the layout has one
+
+    from_config    closed form of a real model on a layout         balancer.flops, .activation_memory, .hardware
+    fit            measured acts                                   balancer.calibration
+    from_dims      closed form of two towers by a few numbers      here
+    from_json      a stored model; equal fingerprints give equal plans
 
 Cost is a vector of times because encoder and LLM differ in kind: a token sum calls [1024] and [512, 512] equal, and a
 rank with many images equal to one with much text.
 
 Hosts must agree to the bit, so every term is *one* IEEE multiplication of an exact integer count, rounded to an
-integer, and only integers are added: no BLAS, no fused operation, no order to depend on. Price: up to half a
-nanosecond of rounding per term.
-
-The closed form counts multiply-adds as two FLOPs and ignores norms, rotary embedding and element-wise work; absolute
-times follow from `flops_per_second`, which scales everything alike and therefore never changes a plan without
-per-micro-batch constants.
+integer, and only integers are added (`balancer.cost_terms`). Price: up to half a nanosecond of rounding per term.
+Closed forms count multiply-adds as two FLOPs and ignore norms, rotary embedding and element-wise work; absolute times
+follow from a rate, which scales everything alike and never changes a plan without per-micro-batch constants.
 """
 
 import hashlib
+import json
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from balancer.cost_terms import (
+    COEFFICIENTS,
+    StageCost,
+    StageMemory,
+    StageTerms,
+    item_columns,
+    sample_columns,
+    stage_bytes,
+    times_ns,
+)
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import CostModelError
+from balancer.flops import HeadOn, TrainOptions, module_names
+from balancer.hardware import NOMINAL, Efficiency, Hardware
+from balancer.layout import ParallelSpec
+from balancer.model_shape import ModelShape
+from balancer.stage_costs import NOMINAL_FLOPS_PER_SECOND, stage_costs
 
-# A rate that makes numbers readable, not a claim about any hardware: plans depend on ratios only.
-NOMINAL_FLOPS_PER_SECOND = 1e12
-_LARGEST_TERM_NS = 2.0**58
+if TYPE_CHECKING:
+    from balancer.observations import Observations
 
+__all__ = ["CostModel", "EncoderDims", "LLMDims", "StageCost", "StageMemory", "StageTerms"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTerms:
-    """Coefficients of one stage in one direction, in nanoseconds per unit.
-
-    Attributes:
-        constant_ns: per micro-batch that runs the stage at all (launch overhead); not part of a sample's cost.
-        per_patch_ns, per_token_ns, per_label_ns: linear terms.
-        per_full_sq_ns, per_window_sq_ns: per squared patch of full and window attention segments.
-        per_token_sq_ns: per squared LLM token of a sample (causal attention: half the pairs are already taken off).
-    """
-
-    constant_ns: float = 0.0
-    per_patch_ns: float = 0.0
-    per_token_ns: float = 0.0
-    per_label_ns: float = 0.0
-    per_full_sq_ns: float = 0.0
-    per_window_sq_ns: float = 0.0
-    per_token_sq_ns: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise CostModelError(f"{field.name}={value}: a cost coefficient is finite and not negative")
-
-    def scaled(self, factor: float) -> "StageTerms":
-        """The same terms, each multiplied by `factor`."""
-        return StageTerms(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCost:
-    """Forward and backward terms of one stage."""
-
-    forward: StageTerms
-    backward: StageTerms
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +101,30 @@ class LLMDims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Predicted time per stage; the encoder is stage 0.
+    """Predicted time and memory per stage, in chain order; with an encoder, it is stage 0.
+
+    Attributes:
+        stages: terms per stage.
+        memory: modelled activation bytes per stage; None where they are not known.
+        absolute: whether times are meant in real nanoseconds of known hardware; otherwise only their ratios count.
+        note: what a reader must know (an unknown rate, an approximation); empty if nothing.
+        source: where the coefficients come from.
 
     Raises:
-        CostModelError: no stages, or a predicted time beyond the range of int64 nanoseconds.
+        CostModelError: no stages, memory for another number of stages, or a prediction beyond the range of int64.
     """
 
     stages: tuple[StageCost, ...]
+    memory: tuple[StageMemory, ...] | None = None
+    absolute: bool = False
+    note: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise CostModelError("a cost model has at least one stage")
+        if self.memory is not None and len(self.memory) != len(self.stages):
+            raise CostModelError(f"memory of {len(self.memory)} stages for a cost model of {len(self.stages)}")
 
     @property
     def num_stages(self) -> int:
@@ -135,20 +133,28 @@ class CostModel:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over all coefficients as little-endian doubles: equal fingerprints give equal plans."""
-        digest = hashlib.sha256(b"cost model, format 1")
+        """sha256 over all coefficients, little-endian: equal fingerprints give equal plans. Texts do not count."""
+        digest = hashlib.sha256(b"cost model, format 2")
         for stage in self.stages:
-            for terms in (stage.forward, stage.backward):
-                digest.update(struct.pack("<7d", *(getattr(terms, field.name) for field in fields(terms))))
+            for terms in (stage.forward, stage.backward, stage.weight):
+                values = [getattr(terms, name) for name in COEFFICIENTS]
+                digest.update(struct.pack(f"<{len(values)}dq", *values, terms.causal_window))
+        for memory in self.memory or ():
+            values = [getattr(memory, field.name) for field in fields(memory)]
+            digest.update(b"memory" + struct.pack(f"<{len(values)}q", *values))
         return digest.hexdigest()
 
     def forward_ns(self, counts: StepCounts) -> Int64Array:
         """Forward nanoseconds, int64 [n, S], without the constants per micro-batch."""
-        return self._times_ns(counts, [stage.forward for stage in self.stages])
+        return times_ns([stage.forward for stage in self.stages], sample_columns(counts), counts.sample_ids)
 
     def backward_ns(self, counts: StepCounts) -> Int64Array:
-        """Backward nanoseconds, int64 [n, S], without the constants per micro-batch."""
-        return self._times_ns(counts, [stage.backward for stage in self.stages])
+        """Backward nanoseconds (input and weight gradients), int64 [n, S], without the constants per micro-batch."""
+        return times_ns([stage.backward for stage in self.stages], sample_columns(counts), counts.sample_ids)
+
+    def weight_ns(self, counts: StepCounts) -> Int64Array:
+        """The part of `backward_ns` that makes weight gradients, int64 [n, S]; never above it."""
+        return times_ns([stage.weight for stage in self.stages], sample_columns(counts), counts.sample_ids)
 
     def forward_constant_ns(self) -> Int64Array:
         """Constant of one forward micro-batch per stage, int64 [S]."""
@@ -158,23 +164,150 @@ class CostModel:
         """Constant of one backward micro-batch per stage, int64 [S]."""
         return np.array([round(stage.backward.constant_ns) for stage in self.stages], dtype=np.int64)
 
-    def _times_ns(self, counts: StepCounts, stages: Sequence[StageTerms]) -> Int64Array:
-        times = np.zeros((len(counts), len(stages)), dtype=np.int64)
-        if not len(counts):
-            return times
-        token_sq = counts.llm_tokens * counts.llm_tokens
-        for index, terms in enumerate(stages):
-            for coefficient, column in (
-                (terms.per_patch_ns, counts.patches),
-                (terms.per_token_ns, counts.llm_tokens),
-                (terms.per_label_ns, counts.label_tokens),
-                (terms.per_full_sq_ns, counts.full_total_sq),
-                (terms.per_window_sq_ns, counts.window_total_sq),
-                (terms.per_token_sq_ns, token_sq),
-            ):
-                if coefficient > 0.0:
-                    times[:, index] += _term_ns(coefficient, column, counts)
-        return times
+    def weight_constant_ns(self) -> Int64Array:
+        """Weight-gradient part of `backward_constant_ns`, int64 [S]."""
+        return np.array([round(stage.weight.constant_ns) for stage in self.stages], dtype=np.int64)
+
+    def item_forward_ns(self, counts: StepCounts) -> Int64Array:
+        """Forward nanoseconds of every media item on stage 0, int64 [k]; a sample's items add up to its share of stage
+        0 that comes from media, up to half a nanosecond per term and item."""
+        return self._item_ns(counts, self.stages[0].forward)
+
+    def item_backward_ns(self, counts: StepCounts) -> Int64Array:
+        """Backward nanoseconds of every media item on stage 0, int64 [k]."""
+        return self._item_ns(counts, self.stages[0].backward)
+
+    def activation_bytes(self, counts: StepCounts) -> Int64Array:
+        """Modelled bytes that a sample keeps on each stage, int64 [n, S]; [n, 0] where `memory` is not known.
+
+        A micro-batch holds the sum over its samples plus `activation_constant_bytes`.
+        """
+        return stage_bytes(self.memory or (), sample_columns(counts), counts.sample_ids)
+
+    def activation_constant_bytes(self) -> Int64Array:
+        """Bytes of a micro-batch that do not depend on its samples, int64 [S]; [0] where `memory` is not known."""
+        return np.array([memory.constant_bytes for memory in self.memory or ()], dtype=np.int64)
+
+    def to_json(self) -> str:
+        """Text with sorted keys; `from_json` reads the same coefficients to the bit."""
+        stages = [
+            {name: _changed(getattr(stage, name)) for name in ("forward", "backward", "weight")}
+            for stage in self.stages
+        ]
+        memory = None if self.memory is None else [_changed(stage) for stage in self.memory]
+        content = {"format_version": FORMAT_VERSION, "fingerprint": self.fingerprint, "stages": stages}
+        texts = {"absolute": self.absolute, "note": self.note, "source": self.source}
+        return json.dumps({**content, **texts, "memory": memory}, indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "CostModel":
+        """Read `to_json`'s text.
+
+        Raises:
+            CostModelError: not JSON, another format version, fields that do not fit, or coefficients that do not
+                match the fingerprint.
+        """
+        try:
+            data = json.loads(text)
+            version, fingerprint = data.pop("format_version"), data.pop("fingerprint")
+            if version != FORMAT_VERSION:
+                raise CostModelError(f"cost model of format {version}; this version reads {FORMAT_VERSION}")
+            stages = tuple(
+                StageCost(**{name: StageTerms(**_numbers(terms)) for name, terms in stage.items()})
+                for stage in data.pop("stages")
+            )
+            memory = data.pop("memory")
+            if not isinstance(data["absolute"], bool) or not isinstance(data["note"] + data["source"], str):
+                raise TypeError("absolute is true or false, note and source are texts")
+            model = cls(
+                stages=stages,
+                memory=None if memory is None else tuple(StageMemory(**_numbers(stage)) for stage in memory),
+                **data,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, CostModelError):
+                raise
+            raise CostModelError(f"cost model cannot be read ({error!r}); write it with CostModel.to_json") from error
+        if model.fingerprint != fingerprint:
+            raise CostModelError(
+                f"cost model has fingerprint {model.fingerprint[:12]}, its text says {str(fingerprint)[:12]}: it was "
+                "edited by hand; calibrate again, or build it from a config"
+            )
+        return model
+
+    def _item_ns(self, counts: StepCounts, terms: StageTerms) -> Int64Array:
+        row_ids = np.repeat(counts.sample_ids, np.diff(counts.item_offsets))
+        return times_ns([terms], item_columns(counts), row_ids)[:, 0]
+
+    @classmethod
+    def from_config(
+        cls,
+        source: str | Path | ModelShape,
+        parallel: ParallelSpec,
+        hardware: str | Hardware = NOMINAL,
+        *,
+        frozen: Sequence[str] = (),
+        recompute: Sequence[str] = (),
+        lora_rank: int = 0,
+        layers_per_stage: Sequence[int] | None = None,
+        head_on: HeadOn = "labels",
+        dtype_bytes: int = 2,
+        efficiency: Efficiency | None = None,
+    ) -> "CostModel":
+        """The closed form of a model on the stages of a layout (`balancer.flops`, `balancer.activation_memory`).
+
+        Args:
+            source: a preset (`balancer.model_config.preset_names`), a Hugging Face folder or `config.json`, or a shape.
+            parallel: gives the stages; degrees inside a stage (TP, CP, EP) scale all its times alike and are not here.
+            hardware: name or rates; unknown rates give ratios only (`absolute` is False, `note` says why).
+            frozen: modules without weight gradients: `encoder`, `projector`, `llm`, or finer (`balancer.flops`).
+            recompute: modules whose forward runs again in the backward; `all` for every one.
+            lora_rank: adapters on the LLM, whose own weights are then frozen.
+            layers_per_stage: layers of each LLM stage; default: even, larger parts first.
+            head_on: whether the vocabulary projection runs on positions with a label or on all.
+            dtype_bytes: of an activation; 2 for bf16, 4 for float32.
+            efficiency: share of peak that kernels are assumed to reach.
+
+        Raises:
+            CostModelError: a model that cannot be read, a domain that it lacks, a module that does not exist, or layers
+                that do not add up.
+        """
+        options = TrainOptions(
+            frozen=module_names("frozen", frozen),
+            recompute=module_names("recompute", recompute),
+            lora_rank=lora_rank,
+            head_on=head_on,
+        )
+        costs = stage_costs(
+            source,
+            parallel,
+            hardware,
+            options=options,
+            layers_per_stage=layers_per_stage,
+            dtype_bytes=dtype_bytes,
+            efficiency=efficiency,
+        )
+        return cls(
+            stages=costs.stages, memory=costs.memory, absolute=costs.absolute, note=costs.note, source=costs.source
+        )
+
+    @classmethod
+    def fit(
+        cls,
+        observations: "Observations",
+        *,
+        domains: Sequence[str] | None = None,
+        num_stages: int | None = None,
+        memory: tuple[StageMemory, ...] | None = None,
+    ) -> "CostModel":
+        """The model that explains measured acts best; `balancer.calibration.fit` also says how well, and where it ends.
+
+        Raises:
+            CostModelError: a stage that was not measured, or on fewer than three micro-batches.
+        """
+        from balancer.calibration import fit  # builds on this module, and brings scipy
+
+        return fit(observations, domains=domains, num_stages=num_stages, memory=memory).model
 
     @classmethod
     def from_dims(
@@ -213,15 +346,17 @@ class CostModel:
         return cls(stages=tuple(StageCost(forward=terms, backward=terms.scaled(backward_factor)) for terms in forward))
 
 
-def _term_ns(coefficient: float, column: Int64Array, counts: StepCounts) -> Int64Array:
-    product = column.astype(np.float64) * coefficient
-    if float(product.max()) > _LARGEST_TERM_NS:
-        sample = int(counts.sample_ids[int(product.argmax())])
-        raise CostModelError(
-            f"sample {sample} costs {float(product.max()):.3g} ns, beyond what integer nanoseconds hold; "
-            "check its counts and the rate of the cost model"
-        )
-    return np.rint(product).astype(np.int64)
+def _changed(terms: StageTerms | StageMemory) -> dict[str, float | int]:
+    """Fields that are not zero."""
+    return {field.name: getattr(terms, field.name) for field in fields(terms) if getattr(terms, field.name)}
+
+
+def _numbers(terms: Any) -> dict[str, Any]:
+    if not isinstance(terms, dict) or any(
+        isinstance(value, bool) or not isinstance(value, int | float) for value in terms.values()
+    ):
+        raise CostModelError(f"terms of a stage are numbers by name; got {str(terms)[:80]}")
+    return terms
 
 
 def _encoder_terms(dims: EncoderDims, ns_per_flop: float) -> StageTerms:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from balancer.cost_model import CostModel, EncoderDims, LLMDims
-from balancer.layout import Layout
+from balancer.cost_model import CostModel
+from balancer.layout import Layout, ParallelSpec
+from balancer.model_config import shape_from_config
 from dataloaders.demo import DEMO_PROCESSOR
 from dataloaders.errors import DataError
 from dataloaders.estimators import estimator_from_config
@@ -15,6 +16,7 @@ from trainer.errors import ConfigError
 from trainer.model import PRESETS, ModelConfig, llm_layers_per_stage, preset
 
 CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILE = "config.json", "processor.json", "model.safetensors"
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +83,23 @@ def _processor(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def cost_model_for(config: ModelConfig, layout: Layout) -> CostModel:
-    """Closed-form cost of the model's stages in a layout; ratios are what matters, the rate is nominal."""
-    vision, llm = config.vision, config.llm
-    return CostModel.from_dims(
-        EncoderDims(
-            dim=vision.dim,
-            depth=vision.depth,
-            mlp_dim=vision.mlp_dim,
-            num_full_layers=len(vision.full_attention_layers),
-            out_dim=vision.out_dim,
-            patch_dim=vision.patch_values,
-            merge=vision.merge,
-        ),
-        LLMDims(
-            dim=llm.dim,
-            depth=llm.depth,
-            num_heads=llm.num_heads,
-            num_kv_heads=llm.num_kv_heads,
-            mlp_dim=llm.mlp_dim,
-            vocab_size=llm.vocab_size,
-        ),
-        llm_layers_per_stage=llm_layers_per_stage(llm.depth, layout.num_stages - 1),
-        head_on="labels",
+def cost_model_for(config: ModelConfig, layout: Layout | ParallelSpec) -> CostModel:
+    """Closed-form cost of the model's stages in a layout; ratios are what matters, the rate is nominal.
+
+    The loss makes its logits again in the backward (`trainer.loss`), so the head counts as recomputed.
+    """
+    spec = layout if isinstance(layout, ParallelSpec) else ParallelSpec.of(layout)
+    return CostModel.from_config(
+        shape_from_config(json.loads(config.to_json()), name="model"),
+        spec,
+        layers_per_stage=llm_layers_per_stage(config.llm.depth, spec.domain_of_stage.count("llm")),
+        recompute=("head",),
+        dtype_bytes=_FLOAT32_BYTES,
     )
+
+
+def lookahead_cost_for(config: ModelConfig) -> CostModel:
+    """What look-ahead evens: of one layout and in closed form, so that a resume with other ranks or a measured model
+    selects alike.
+    """
+    return cost_model_for(config, Layout())

@@ -1,9 +1,16 @@
 """Cost model: closed forms worked out by hand, integers that add up, and the terms that token counts miss."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from balancer.cost_model import CostModel, EncoderDims, LLMDims, StageCost, StageTerms
+from balancer.cost_model import CostModel, EncoderDims, LLMDims, StageCost, StageMemory, StageTerms
+from balancer.cost_terms import COEFFICIENTS
+from balancer.counts import StepCounts
 from balancer.errors import CostModelError
 
 ENCODER = EncoderDims(dim=8, depth=3, mlp_dim=16, num_full_layers=1, out_dim=4, patch_dim=12, merge=2)
@@ -71,7 +78,7 @@ def test_known_values_stay_what_they_are(counts_of) -> None:
     cost_model = model(flops_per_second=3.3e9)
     times = cost_model.forward_ns(counts_of([777, 12345], patches=[1000, 0]))
     assert times.tolist() == [[12_334_546, 3_198_415, 6_457_028], [0, 743_213_891, 1_487_385_377]]
-    assert cost_model.fingerprint == "ea0c3c371f02e05a9629f78429a4fabd04bc950055e9dec8af05fee9e5a04f58"
+    assert cost_model.fingerprint == "412fe5326d04cce783dfd4ce8c7863e989cda5c9056371f7cff7c7be5892831e"
 
 
 def test_fingerprints_tell_models_apart() -> None:
@@ -120,3 +127,205 @@ def test_impossible_dimensions_are_refused() -> None:
         EncoderDims(dim=8, depth=3, mlp_dim=16, num_full_layers=4, out_dim=4)
     with pytest.raises(CostModelError, match="at least one stage"):
         CostModel(stages=())
+
+
+def one_stage(forward: StageTerms, **changed: object) -> CostModel:
+    return CostModel(stages=(StageCost(forward=forward, backward=forward.scaled(2.0), **changed),))
+
+
+def test_every_coefficient_multiplies_its_own_count(counts_of) -> None:
+    counts = counts_of([30], patches=[64])
+    expected = {
+        "per_patch_ns": 64,
+        "per_token_ns": 30,
+        "per_label_ns": 15,
+        "per_full_sq_ns": 64 * 64,
+        "per_window_sq_ns": 64 * 64,
+        "per_token_sq_ns": 900,
+        "per_sample_ns": 1,
+        "per_item_ns": 1,
+        "per_visual_ns": 16,
+        "per_causal_window_ns": 900 - 20 * 20,
+        "constant_ns": 0,
+    }
+    assert set(expected) == set(COEFFICIENTS)
+    for name, count in expected.items():
+        times = one_stage(StageTerms(**{name: 3.0}, causal_window=10)).forward_ns(counts)
+        assert times.tolist() == [[3 * count]], name
+
+
+def test_a_window_no_shorter_than_the_sample_costs_what_full_causal_attention_costs(counts_of) -> None:
+    counts = counts_of([1, 10, 37])
+    windowed, full = StageTerms(per_causal_window_ns=0.7, causal_window=37), StageTerms(per_token_sq_ns=0.7)
+    np.testing.assert_array_equal(one_stage(windowed).forward_ns(counts), one_stage(full).forward_ns(counts))
+
+
+def test_the_weight_part_is_half_of_the_backward_unless_it_is_given(counts_of) -> None:
+    counts, terms = counts_of([7, 8]), StageTerms(constant_ns=10.0, per_token_ns=1.0)
+    model = one_stage(terms)
+    assert model.weight_ns(counts).tolist() == [[7], [8]]
+    assert model.weight_constant_ns().tolist() == [10]
+    frozen = one_stage(terms, weight=StageTerms())
+    assert frozen.weight_ns(counts).tolist() == [[0], [0]]
+    assert frozen.backward_ns(counts).tolist() == [[14], [16]]
+
+
+def test_a_weight_part_beyond_its_backward_is_refused() -> None:
+    terms = StageTerms(per_token_ns=1.0)
+    with pytest.raises(CostModelError, match=r"weight part per_token_ns=1.5 exceeds the backward"):
+        StageCost(forward=terms, backward=terms, weight=StageTerms(per_token_ns=1.5))
+    windowed = StageTerms(per_causal_window_ns=1.0, causal_window=8)
+    with pytest.raises(CostModelError, match=r"weight part with causal_window=4; the backward has 8"):
+        StageCost(forward=windowed, backward=windowed, weight=replace(windowed, causal_window=4))
+
+
+@given(coefficient=st.floats(0.0, 1e4), share=st.floats(0.0, 1.0), tokens=st.lists(st.integers(0, 10**6), min_size=1))
+def test_weight_times_never_exceed_backward_times(counts_of, coefficient: float, share: float, tokens) -> None:
+    backward = StageTerms(per_token_ns=coefficient, per_token_sq_ns=coefficient / 1e6)
+    model = CostModel(stages=(StageCost(forward=backward, backward=backward, weight=backward.scaled(share)),))
+    counts = counts_of(tokens)
+    assert (model.weight_ns(counts) <= model.backward_ns(counts)).all()
+
+
+def item_counts(rng: np.random.Generator, num_items: list[int]) -> StepCounts:
+    """Counts with a table of media items; a sample's columns are the sums over its items."""
+    offsets = np.concatenate([[0], np.cumsum(num_items)])
+    patches = 4 * rng.integers(1, 3000, offsets[-1])
+    columns = {
+        "patches": patches,
+        "visual_tokens": patches // 4,
+        "full_sq": patches * patches,
+        "window_sq": 64 * patches,
+    }
+    sums = {name: np.array([part.sum() for part in np.split(value, offsets[1:-1])]) for name, value in columns.items()}
+    return StepCounts(
+        sample_ids=np.arange(len(num_items)),
+        llm_tokens=sums["visual_tokens"] + 50,
+        label_tokens=np.full(len(num_items), 20),
+        visual_tokens=sums["visual_tokens"],
+        patches=sums["patches"],
+        num_items=np.array(num_items),
+        full_total_sq=sums["full_sq"],
+        window_total_sq=sums["window_sq"],
+        item_offsets=offsets,
+        **{f"item_{name}": value for name, value in columns.items()},
+    )
+
+
+def test_items_of_a_sample_add_up_to_its_encoder_time() -> None:
+    num_items = [0, 3, 1, 0, 7, 0]
+    counts = item_counts(np.random.default_rng(3), num_items)
+    cost_model = model(flops_per_second=3.3e9)
+    for item_ns, sample_ns in (
+        (cost_model.item_forward_ns(counts), cost_model.forward_ns(counts)[:, 0]),
+        (cost_model.item_backward_ns(counts), cost_model.backward_ns(counts)[:, 0]),
+    ):
+        assert item_ns.dtype == np.int64
+        assert item_ns.shape == (sum(num_items),)
+        sums = [part.sum() for part in np.split(item_ns, counts.item_offsets[1:-1])]
+        np.testing.assert_allclose(sums, sample_ns, rtol=0, atol=0.5 * 3 * (max(num_items) + 1))
+
+
+def test_equal_stages_and_any_number_of_rows_give_the_same_times(counts_of) -> None:
+    """Terms are shared between stages and computed in blocks; neither may show."""
+    rng = np.random.default_rng(5)
+    tokens, patches = rng.integers(1, 5000, 40_000), rng.integers(0, 9000, 40_000)
+    split = model(llm_layers_per_stage=[1, 1, 1], flops_per_second=3.3e11)
+    times = split.backward_ns(counts_of(tokens, patches=patches))
+    np.testing.assert_array_equal(times[:, 1], times[:, 2])
+    for start, stop in ((0, 3), (16_380, 16_390), (39_999, 40_000)):
+        rows = slice(start, stop)
+        np.testing.assert_array_equal(times[rows], split.backward_ns(counts_of(tokens[rows], patches=patches[rows])))
+
+
+MEMORY = (StageMemory(per_patch_bytes=10, per_visual_bytes=3), StageMemory(per_token_bytes=7, constant_bytes=100))
+
+
+def test_activation_bytes_are_exact_integers_per_sample(counts_of) -> None:
+    terms = StageCost(forward=StageTerms(per_token_ns=1.0), backward=StageTerms(per_token_ns=1.0))
+    remembering = CostModel(stages=(terms, terms), memory=MEMORY)
+    counts = counts_of([30, 5], patches=[64, 0])
+    assert remembering.activation_bytes(counts).tolist() == [[640 + 48, 210], [0, 35]]
+    assert remembering.activation_bytes(counts).dtype == np.int64
+    assert remembering.activation_constant_bytes().tolist() == [0, 100]
+
+
+def test_a_model_without_memory_has_no_columns_of_bytes(counts_of) -> None:
+    assert model().activation_bytes(counts_of([30, 5])).shape == (2, 0)
+    assert model().activation_constant_bytes().shape == (0,)
+
+
+def test_memory_that_does_not_fit_is_refused(counts_of) -> None:
+    with pytest.raises(CostModelError, match="memory of 1 stages for a cost model of 3"):
+        replace(model(), memory=MEMORY[:1])
+    with pytest.raises(CostModelError, match=r"per_token_bytes=1.5: bytes are integers from 0"):
+        StageMemory(per_token_bytes=1.5)
+    huge = replace(model(), memory=(StageMemory(per_token_bytes=2**60),) * 3)
+    with pytest.raises(CostModelError, match=r"sample 9 costs .* beyond what integer bytes hold"):
+        huge.activation_bytes(counts_of([10], sample_ids=[9]))
+
+
+def test_a_stored_model_is_the_same_to_the_bit(counts_of) -> None:
+    forward = StageTerms(per_token_ns=0.1, per_causal_window_ns=1 / 3, causal_window=512)
+    stages = (
+        StageCost(forward=forward, backward=forward.scaled(2.0), weight=StageTerms()),
+        StageCost(forward=StageTerms(), backward=StageTerms()),
+    )
+    stored = CostModel(stages=stages, memory=MEMORY, absolute=True, note="a note", source="a test")
+    read = CostModel.from_json(stored.to_json())
+    assert read == stored
+    assert read.fingerprint == stored.fingerprint
+    assert CostModel.from_json(model().to_json()) == model()
+
+
+def test_the_fingerprint_knows_every_coefficient_and_no_text() -> None:
+    base = replace(model(), memory=(StageMemory(),) * 3)
+    changed = [
+        replace(base, stages=(replace(base.stages[0], weight=StageTerms()), *base.stages[1:])),
+        replace(base, memory=(StageMemory(per_token_bytes=1), *base.memory[1:])),
+        replace(base, memory=None),
+    ]
+    for name in COEFFICIENTS:
+        first = replace(base.stages[0], forward=StageTerms(**{name: 1e-9}, causal_window=1))
+        changed.append(replace(base, stages=(first, *base.stages[1:])))
+    assert len({one.fingerprint for one in (base, *changed)}) == len(changed) + 1
+    assert replace(base, note="x", source="y", absolute=True).fingerprint == base.fingerprint
+
+
+def edited(**changed: object) -> str:
+    return json.dumps({**json.loads(model().to_json()), **changed})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        (edited(format_version=1), "format 1; this version reads 2"),
+        (edited(stages=[]), "at least one stage"),
+        (edited(stages=[{"forward": {"per_token_ns": 1.0}, "backward": {}}]), "edited by hand"),
+        (edited(stages=[{"forward": {"per_token_ns": "1"}, "backward": {}}]), "numbers by name"),
+        (edited(stages=[{"forward": {"per_token_ns": float("nan")}, "backward": {}}]), "finite and not negative"),
+        (edited(stages=[{"forward": {"unknown": 1.0}, "backward": {}}]), "cannot be read"),
+        (edited(memory=[{"per_token_bytes": 1.5}] * 3), "bytes are integers"),
+        (edited(absolute="yes"), "absolute is true or false"),
+        (edited(fingerprint="0" * 64), "edited by hand"),
+        (edited(extra=1), "cannot be read"),
+    ],
+)
+def test_a_stored_model_that_was_damaged_is_refused(text: str, message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        CostModel.from_json(text)
+
+
+@pytest.mark.parametrize("window", [-1, 1.5, 2**40])
+def test_a_window_is_a_number_of_tokens(window: object) -> None:
+    with pytest.raises(CostModelError, match="causal_window="):
+        StageTerms(per_causal_window_ns=1.0, causal_window=window)
+    with pytest.raises(CostModelError, match="a window is a positive number of tokens"):
+        StageTerms(per_causal_window_ns=1.0)
+
+
+def test_a_sample_whose_square_leaves_int64_is_named(counts_of) -> None:
+    with pytest.raises(CostModelError, match=r"sample 5 has 9000000000 tokens: its square leaves int64"):
+        model(flops_per_second=1e15).forward_ns(counts_of([9_000_000_000], sample_ids=[5]))
