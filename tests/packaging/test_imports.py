@@ -27,8 +27,6 @@ NEED_TORCH = frozenset(
         "balancer.stream_loader",
     }
 )
-# A yardstick of the benchmarks, which skip it where scipy is missing.
-NEED_SCIPY = frozenset({"tools.benchmarks.lp_bound"})
 
 # Modules that talk to the network. torch.distributed's own connections between ranks are not made through these.
 NETWORK_MODULES = frozenset(
@@ -68,11 +66,11 @@ def _modules(home: Path, package: str) -> Iterator[str]:
 
 def test_planning_probing_and_analysis_import_where_there_is_no_torch(home: Path, run_python: Callable) -> None:
     names = [name for package in ("packing", "dataloaders", "balancer", "tools") for name in _modules(home, package)]
-    assert set(names) >= NEED_TORCH | NEED_SCIPY
+    assert set(names) >= NEED_TORCH
     code = f"""{WITHOUT_TORCH}
 import importlib, json
 failed = {{}}
-for name in {[name for name in (*names, "trainer") if name not in NEED_TORCH | NEED_SCIPY]}:
+for name in {[name for name in (*names, "trainer") if name not in NEED_TORCH]}:
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -101,6 +99,60 @@ def test_a_name_that_needs_torch_says_what_to_install(run_python: Callable) -> N
 def test_an_unknown_name_of_balancer_is_an_attribute_error(run_python: Callable) -> None:
     done = run_python("-c", "import balancer; balancer.PlanStep")
     assert "AttributeError: module 'balancer' has no attribute 'PlanStep'" in done.stderr
+
+
+EXPORTS = """
+import importlib, json, sys
+from types import ModuleType
+
+def is_exported(name, value):
+    return not name.startswith("_") and not isinstance(value, ModuleType)
+
+packages, modules = json.loads(sys.argv[1])
+loaded = {}
+for name in packages:
+    package = importlib.import_module(name)
+    # What is bound already; reading lazy names here would be an import order of its own.
+    loaded[name] = {key: value for key, value in vars(package).items() if is_exported(key, value)}
+for name in modules:
+    importlib.import_module(name)
+wrong, seen = [], 0
+for name in packages:
+    package = sys.modules[name]
+    homes = vars(package).get("_HOME_OF", {})
+    for key in {*loaded[name], *homes}:
+        value = getattr(importlib.import_module(homes[key]), key) if key in homes else loaded[name][key]
+        seen += 1
+        if getattr(package, key) is not value:
+            wrong.append(f"{name}.{key} is {getattr(package, key)!r}")
+print(json.dumps([wrong, seen]))
+"""
+
+
+@pytest.mark.torch
+def test_exported_names_stay_what_they_are_when_every_submodule_has_been_imported(
+    home: Path, five_packages: tuple[str, ...], run_python: Callable
+) -> None:
+    """A submodule of the same name would take the place of a lazy one."""
+    pytest.importorskip("torch")
+    modules = [name for package in five_packages for name in _modules(home, package) if not name.endswith("__main__")]
+    packages = [name for name in modules if (home / name.replace(".", "/")).is_dir()]
+    done = run_python("-c", EXPORTS, json.dumps([packages, modules]))
+    assert done.returncode == 0, done.stderr
+    wrong, seen = json.loads(done.stdout)
+    assert wrong == []
+    assert seen > 100
+
+
+def test_a_function_with_the_name_of_its_module_can_be_imported_in_any_order(run_python: Callable) -> None:
+    code = """
+import balancer.simulate, balancer.policies
+from balancer import simulate
+from balancer.simulate import peak_live, simulate as same
+assert simulate is same and callable(peak_live)
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 from packing import PackingError
 from packing.bin_bounds import packing_bound
@@ -116,7 +117,6 @@ def test_the_makespan_is_that_of_exhaustive_search_and_none_means_that_no_assign
 
 def highs(problem: PackProblem | PartitionProblem, num_parts: int) -> float | None:
     """Least number of used parts (packing) or least makespan (partition) as a mixed-integer program."""
-    optimize = pytest.importorskip("scipy.optimize")
     is_packing = isinstance(problem, PackProblem)
     num_items, num_columns = problem.sizes.shape
     num_assigned = num_items * num_parts  # columns x[item, part], then used[part] or the makespan

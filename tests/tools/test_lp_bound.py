@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("scipy")
-
 from packing.bin_bounds import packing_bound
 from packing.errors import ItemTooLargeError
 from tools.benchmarks.lp_bound import lp_bound

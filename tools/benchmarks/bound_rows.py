@@ -1,14 +1,14 @@
 """Section `bounds`: where the simple bound is not reached, is it the packing or the bound?
 
 Rows compare the best of our packers with a bound by column generation (`lp_bound`), and the simple bound with that, on
-a thousand samples. Needs scipy; skipped without.
+a thousand samples.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from itertools import chain
 
 import packing
+from tools.benchmarks.lp_bound import lp_bound
 from tools.benchmarks.measuring import Row
 from tools.benchmarks.options import Options, progress
 from tools.benchmarks.packing_rows import Cell, our_packers, token_cells
@@ -20,9 +20,6 @@ TIGHT = 1e-3
 
 def bound_rows(options: Options, *, num_items: int = SAMPLES) -> Iterator[Row]:
     """Cells of the sections `pack` and `vector` with `num_items` samples that miss the simple bound by over 0.1 %."""
-    if importlib.util.find_spec("scipy") is None:
-        progress("bounds: skipped, needs scipy")
-        return
     for cell in chain(token_cells(options, num_items), vector_cells(options, num_items)):
         simple = packing.bin_lower_bound(cell.sizes, capacity=cell.capacity)
         found = {
@@ -34,8 +31,6 @@ def bound_rows(options: Options, *, num_items: int = SAMPLES) -> Iterator[Row]:
 
 
 def _row(cell: Cell, method: str, num_bins: int, simple: int) -> Row:
-    from tools.benchmarks.lp_bound import lp_bound
-
     progress(f"bounds: {cell.samples.name}, {cell.setting}, n = {len(cell.samples):,}")
     bound = lp_bound(cell.sizes, capacity=cell.capacity)
     return Row(

@@ -12,7 +12,7 @@ A pattern is a set of items that fits into one bin. Give every item a price; whe
 
 Every round gives a valid bound, so stopping early only weakens it. Prices are rounded to integers before patterns are
 valued and the quotient is taken in integers: the bound holds whatever the error of the solver. Price: seconds to a
-minute for 1,000 items; needs scipy, which the product does not.
+minute for 1,000 items.
 """
 
 from collections.abc import Sequence
