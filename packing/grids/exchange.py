@@ -13,25 +13,40 @@ of candidates, not by time: results are the same on every machine.
 import numpy as np
 
 from packing._jit import jit, jit_inner
+from packing.grids.heap import settle
 from packing.inputs import IntArray, PartArray
 
 _MIN_CANDIDATES = 200_000
 _CANDIDATES_PER_ITEM = 40
 _CELL_PARTNERS = 6  # lowest units that the highest one tries: cells are many and small,
 _RANK_PARTNERS = 24  # ranks few and large
+_FRONT = 2  # entries of the heap, per partner, among which the lowest units are sought
+_TURN_WORK = 32  # candidates that take as long as turning to another unit
+_STUCK = 2**62  # depth of a unit that no exchange helps
 
 
 def exchange(
-    values: IntArray, capacity: IntArray, cell_of: PartArray, level: IntArray, *, cells_per_unit: int, slack: int
+    values: IntArray,
+    capacity: IntArray,
+    cell_of: PartArray,
+    level: IntArray,
+    *,
+    cells_per_unit: int,
+    slack: int,
+    work_divisor: int = 1,
 ) -> PartArray:
-    """A better `cell_of` [n], for units of `cells_per_unit` consecutive cells with level [units].
+    """A better `cell_of` [n], for units of `cells_per_unit` consecutive cells.
 
     Args:
         values: int64 [n, S + d], weights and sizes. capacity: int64 [d], of a cell.
+        level: int64 [units] for all stages, or [units, S].
         slack: excess above the level that is good enough.
+        work_divisor: one part in that many of the work limit.
     """
     result = cell_of.copy()
-    limit = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * values.shape[0])
+    if level.ndim == 1:
+        level = np.repeat(level[:, np.newaxis], values.shape[1] - capacity.shape[0], axis=1)
+    limit = max(_MIN_CANDIDATES, _CANDIDATES_PER_ITEM * values.shape[0]) // work_divisor
     _exchange(values, capacity, result, level, cells_per_unit, slack, limit)
     return result
 
@@ -60,19 +75,22 @@ def _exchange(  # noqa: PLR0917  kernels take flat arguments
     for item in range(num_items):
         _add(values, load, total, links, count, item, int(cell_of[item]), cells_per_unit)
     for unit in range(num_units):
-        excess[unit] = _top(total, unit) - level[unit]
-    stuck = np.zeros(num_units, np.int64)
+        excess[unit] = _excess(total, level, unit)
+    # Heaps of units and their places in them: the highest first (by `depth`, minus the excess), the lowest first.
+    depth = -excess
+    highest, lowest = np.arange(num_units), np.arange(num_units)
+    place_high, place_low = np.arange(num_units), np.arange(num_units)
+    for unit in range(num_units):
+        settle(highest, place_high, depth, unit, unit + 1)
+        settle(lowest, place_low, excess, unit, unit + 1)
     partners = np.empty(_CELL_PARTNERS if cells_per_unit == 1 else _RANK_PARTNERS, np.int64)
     while max_candidates > 0:
-        high = -1
-        for unit in range(num_units):
-            if stuck[unit] == 0 and excess[unit] > slack and (high < 0 or excess[unit] > excess[high]):
-                high = unit
-        if high < 0:
+        high = highest[0]
+        if -depth[high] <= slack:
             return
         give, take, goal, low = -1, -1, -1, -1
-        num_partners = _lowest(excess, high, partners)
-        max_candidates -= num_units
+        num_partners = _lowest(excess, lowest, high, partners)
+        max_candidates -= _TURN_WORK
         for place in range(num_partners):
             low = partners[place]
             if num_stages == 1 and excess[low] >= excess[high]:
@@ -86,7 +104,8 @@ def _exchange(  # noqa: PLR0917  kernels take flat arguments
         if give < 0:
             if cells_per_unit > 1:
                 return  # the largest total is the objective
-            stuck[high] = 1
+            depth[high] = _STUCK
+            settle(highest, place_high, depth, high, num_units)
             continue
         source = int(cell_of[give])
         _remove(values, load, total, links, count, give, source, cells_per_unit)
@@ -97,15 +116,23 @@ def _exchange(  # noqa: PLR0917  kernels take flat arguments
             cell_of[take] = source
         _add(values, load, total, links, count, give, goal, cells_per_unit)
         cell_of[give] = goal
-        excess[high] = _top(total, high) - level[high]
-        excess[low] = _top(total, low) - level[low]
+        for unit in (high, low):
+            excess[unit] = _excess(total, level, unit)
+            settle(lowest, place_low, excess, unit, num_units)
+            if depth[unit] != _STUCK:
+                depth[unit] = -excess[unit]
+                settle(highest, place_high, depth, unit, num_units)
 
 
 @jit_inner
-def _lowest(excess: IntArray, high: int, partners: IntArray) -> int:
-    """Write the units other than `high` with the smallest excess, ascending; return how many."""
+def _lowest(excess: IntArray, heap: IntArray, high: int, partners: IntArray) -> int:
+    """Write units other than `high` with the smallest excess, ascending; return how many.
+
+    They come from the front of the heap, which holds nearly the lowest ones.
+    """
     found = 0
-    for unit in range(excess.shape[0]):
+    for index in range(min(heap.shape[0], _FRONT * partners.shape[0])):
+        unit = heap[index]
         if unit == high or (found == partners.shape[0] and excess[unit] >= excess[partners[found - 1]]):
             continue
         place = min(found, partners.shape[0] - 1)
@@ -136,9 +163,9 @@ def _best(  # noqa: PLR0917  kernels take flat arguments
     Takes the first exchange that gains at least three quarters of what one stage could gain, else the best.
     """
     num_stages = total.shape[1]
-    worst = _top(total, high) - level[high]
+    worst = _excess(total, level, high)
     best_excess = worst
-    room = (worst - (_top(total, low) - level[low])) // 2
+    room = (worst - _excess(total, level, low)) // 2
     enough = worst - (room - room // 4)
     best_give, best_take, best_goal = -1, -1, -1
     seen = 0
@@ -147,12 +174,11 @@ def _best(  # noqa: PLR0917  kernels take flat arguments
         take = -1
         while True:
             seen += 1
-            new_high, new_low = 0, 0
+            new_excess = -(2**62)
             for stage in range(num_stages):
                 change = values[give, stage] - (values[take, stage] if take >= 0 else 0)
-                new_high = max(new_high, total[high, stage] - change)
-                new_low = max(new_low, total[low, stage] + change)
-            new_excess = max(new_high - level[high], new_low - level[low])
+                new_excess = max(new_excess, total[high, stage] - change - level[high, stage])
+                new_excess = max(new_excess, total[low, stage] + change - level[low, stage])
             if new_excess < best_excess:
                 goal = _goal(values, capacity, cell_of, load, count, give, take, low, cells_per_unit)
                 if goal >= 0:
@@ -200,11 +226,12 @@ def _goal(  # noqa: PLR0917  kernels take flat arguments
 
 
 @jit_inner
-def _top(total: IntArray, unit: int) -> int:
-    top = 0
-    for stage in range(total.shape[1]):
-        top = max(top, total[unit, stage])
-    return top
+def _excess(total: IntArray, level: IntArray, unit: int) -> int:
+    """How far the stage that stands highest above its level does so."""
+    top = total[unit, 0] - level[unit, 0]
+    for stage in range(1, total.shape[1]):
+        top = max(top, total[unit, stage] - level[unit, stage])
+    return int(top)
 
 
 @jit_inner
