@@ -1,12 +1,15 @@
 """Plan, balance and pack multimodal training steps; the front door of `mllm-balancer`.
 
     from balancer import BalancedDataLoader        # needs torch: mllm-balancer[loader]
-    from balancer import Layout, plan_step         # no torch
+    from balancer import ParallelSpec, plan_step   # no torch
 
-Names are loaded on first use, so importing `balancer` needs neither torch nor a compiled kernel.
+Names are loaded on first use, so importing `balancer` needs neither torch nor a compiled kernel. A function may have the
+name of its module (`simulate`): the name is the function, whatever was imported before.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from balancer._installation import verify_siblings
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
     from balancer.batch import MicroBatch
     from balancer.cost_model import CostModel
     from balancer.counts import StepCounts
-    from balancer.layout import Layout
+    from balancer.layout import Domain, Layout, ParallelSpec
     from balancer.loader import BalancedBatchSampler, BalancedDataLoader
     from balancer.plan import Capacities, StepPlan
+    from balancer.plan_check import verify
     from balancer.planner import plan_step
     from balancer.records import StepRecord
     from balancer.schedule import build_schedule
@@ -32,14 +36,17 @@ _HOME_OF = {
     "BalancedDataLoader": "balancer.loader",
     "Capacities": "balancer.plan",
     "CostModel": "balancer.cost_model",
+    "Domain": "balancer.layout",
     "Layout": "balancer.layout",
     "MicroBatch": "balancer.batch",
+    "ParallelSpec": "balancer.layout",
     "StepCounts": "balancer.counts",
     "StepPlan": "balancer.plan",
     "StepRecord": "balancer.records",
     "build_schedule": "balancer.schedule",
     "plan_step": "balancer.planner",
     "simulate": "balancer.simulate",
+    "verify": "balancer.plan_check",
 }
 
 __all__ = [
@@ -47,8 +54,10 @@ __all__ = [
     "BalancedDataLoader",
     "Capacities",
     "CostModel",
+    "Domain",
     "Layout",
     "MicroBatch",
+    "ParallelSpec",
     "StepCounts",
     "StepPlan",
     "StepRecord",
@@ -56,6 +65,7 @@ __all__ = [
     "build_schedule",
     "plan_step",
     "simulate",
+    "verify",
 ]
 
 
@@ -73,3 +83,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Importing a submodule binds it in its package, which would hide a lazy name for good; such a binding is left out.
+
+    `from balancer.simulate import peak_live` is not concerned: it finds the module in `sys.modules`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

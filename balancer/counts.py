@@ -4,10 +4,15 @@
 
 Every column is int64 [n] and read-only. Quadratic columns are sums over attention *segments* (windows, frames), so
 adding up the rows of a pack gives the exact count of the pack: nothing attends across samples.
+
+Media items are a second table in CSR order, int64 [k]: items of sample i are rows item_offsets[i] to
+item_offsets[i + 1]. An encoder with a placement of its own moves items, not samples. Callers that know sums only leave
+it out: a sample with patches then counts as one item that cannot be divided.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +25,19 @@ Int64Array = NDArray[np.int64]
 SAMPLE_COLUMNS = ("llm_tokens", "label_tokens", "visual_tokens", "patches", "num_items")
 ITEM_COLUMNS = ("full_total_sq", "window_total_sq")
 COUNT_COLUMNS = SAMPLE_COLUMNS + ITEM_COLUMNS
+
+# Column of the item table -> the column of the samples that its items add up to.
+SUM_OF_ITEMS: Mapping[str, str] = MappingProxyType(
+    {
+        "item_patches": "patches",
+        "item_visual_tokens": "visual_tokens",
+        "item_full_sq": "full_total_sq",
+        "item_window_sq": "window_total_sq",
+    }
+)
+ITEM_TABLE = ("item_offsets", *SUM_OF_ITEMS)
+_ITEM_OF = {total: name for name, total in SUM_OF_ITEMS.items()}
+_NOT_GIVEN: Int64Array = np.zeros(0, dtype=np.int64)
 
 
 class IndexLike(Protocol):
@@ -55,8 +73,12 @@ class StepCounts:
         full_total_sq: sum over full-attention segments of length squared, in patches^2.
         window_total_sq: the same over window-attention segments.
 
+        item_offsets: int64 [n + 1], the items of a sample in the item table.
+        item_patches, item_visual_tokens, item_full_sq, item_window_sq: int64 [k]. Give all five or none.
+
     Raises:
-        PlanError: columns of unequal length, a negative count, or a sample that is listed twice.
+        PlanError: columns of unequal length, a negative count, a sample that is listed twice, or items that do not
+            add up to their samples.
     """
 
     sample_ids: Int64Array
@@ -67,25 +89,90 @@ class StepCounts:
     num_items: Int64Array
     full_total_sq: Int64Array
     window_total_sq: Int64Array
+    item_offsets: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
+    item_patches: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
+    item_visual_tokens: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
+    item_full_sq: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
+    item_window_sq: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
 
     def __post_init__(self) -> None:
         num_samples = len(self.sample_ids)
         for name in ("sample_ids", *COUNT_COLUMNS):
-            column = np.array(getattr(self, name), dtype=np.int64)
-            if column.shape != (num_samples,):
-                raise PlanError(f"counts column {name} has shape {column.shape}; expected ({num_samples},)")
-            if num_samples and int(column.min()) < 0:
-                row = int(column.argmin())
-                raise PlanError(f"{name}={int(column[row])} of sample {int(self.sample_ids[row])} is negative")
-            column.flags.writeable = False
-            object.__setattr__(self, name, column)
-        ids, times = np.unique(self.sample_ids, return_counts=True)
-        if len(ids) != num_samples:
-            twice = ids[times > 1].tolist()
-            raise PlanError(f"samples {twice} are listed more than once in one step; a step holds a sample once")
+            self._set(name, num_samples)
+        ids = np.sort(self.sample_ids)
+        twice = ids[1:][ids[1:] == ids[:-1]]
+        if len(twice):
+            raise PlanError(
+                f"samples {np.unique(twice).tolist()} are listed more than once in one step; a step holds a sample once"
+            )
+        given = [name for name in ITEM_TABLE if getattr(self, name) is not _NOT_GIVEN]
+        if not given:
+            self._items_from_sums()
+        elif len(given) != len(ITEM_TABLE):
+            raise PlanError(f"item columns {given} without {sorted(set(ITEM_TABLE) - set(given))}; give all or none")
+        self._check_items(derived=not given)
+
+    def _set(self, name: str, length: int) -> None:
+        """Store a column as its own read-only int64 array."""
+        column = np.array(getattr(self, name), dtype=np.int64)
+        if column.shape != (length,):
+            raise PlanError(f"counts column {name} has shape {column.shape}; expected ({length},)")
+        if length and int(column.min()) < 0:
+            row = int(column.argmin())
+            owner = f" of sample {int(self.sample_ids[row])}" if length == len(self.sample_ids) else f" in row {row}"
+            raise PlanError(f"{name}={int(column[row])}{owner} is negative")
+        column.flags.writeable = False
+        object.__setattr__(self, name, column)
+
+    def _items_from_sums(self) -> None:
+        """One item per sample that has patches: the least that sums can say."""
+        some = np.flatnonzero(self.patches)
+        offsets = np.zeros(len(self.sample_ids) + 1, dtype=np.int64)
+        np.cumsum(self.patches > 0, out=offsets[1:])
+        object.__setattr__(self, "item_offsets", offsets)
+        for name, total in SUM_OF_ITEMS.items():
+            object.__setattr__(self, name, getattr(self, total)[some])
+
+    def _check_items(self, *, derived: bool) -> None:
+        num_samples, num_items = len(self.sample_ids), len(self.item_patches)
+        self._set("item_offsets", num_samples + 1)
+        for name in SUM_OF_ITEMS:
+            self._set(name, num_items)
+        if derived:
+            return
+        counts = np.diff(self.item_offsets)
+        if int(self.item_offsets[0]) != 0 or int(self.item_offsets[-1]) != num_items or (counts < 0).any():
+            raise PlanError(f"item_offsets do not cut {num_items} items into {num_samples} samples")
+        for name, total in SUM_OF_ITEMS.items():
+            wrong = np.flatnonzero(sum_of_items(getattr(self, name), self.item_offsets) != getattr(self, total))
+            if len(wrong):
+                raise PlanError(
+                    f"{name} of sample {int(self.sample_ids[wrong[0]])} do not add up to its {total}; rebuild the index"
+                )
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    @property
+    def num_media(self) -> int:
+        """k, rows of the item table."""
+        return len(self.item_patches)
+
+    def item_rows(self) -> Int64Array:
+        """Row of the sample of every media item, int64 [k]."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.item_offsets))
+
+    def sum_of_items(self, column: Int64Array) -> Int64Array:
+        """Sums of a column of the item table, int64 [k], over the items of every sample, int64 [n]."""
+        return sum_of_items(column, self.item_offsets)
+
+    def longest_of_items(self, column: Int64Array) -> Int64Array:
+        """Largest of the items of every sample, int64 [n]; 0 where it has none."""
+        largest = np.zeros(len(self), dtype=np.int64)
+        some = np.flatnonzero(np.diff(self.item_offsets))
+        if len(some):
+            largest[some] = np.maximum.reduceat(column, self.item_offsets[some])
+        return largest
 
     @classmethod
     def from_index(cls, index: IndexLike, sample_ids: ArrayLike | Sequence[int]) -> "StepCounts":
@@ -95,18 +182,24 @@ class StepCounts:
             outside = ids[(ids < 0) | (ids >= len(index))].tolist()
             raise PlanError(f"samples {outside} are not rows of an index of {len(index)} samples; rebuild the index")
         columns = {name: np.asarray(index.samples[name][ids], dtype=np.int64) for name in SAMPLE_COLUMNS}
-        return cls(sample_ids=ids, **columns, **_item_sums(index, ids))
+        items = _items(index, ids)
+        sums = {name: sum_of_items(items[_ITEM_OF[name]], items["item_offsets"]) for name in ITEM_COLUMNS}
+        return cls(sample_ids=ids, **columns, **sums, **items)
 
 
-def _item_sums(index: IndexLike, ids: Int64Array) -> dict[str, Int64Array]:
-    """Sums of item columns per sample: gathers the items of `ids` only, then differences a running sum."""
+def sum_of_items(column: Int64Array, offsets: Int64Array) -> Int64Array:
+    """Sums over the items of every sample: column int64 [k], offsets int64 [n + 1] -> int64 [n]."""
+    running = np.zeros(len(column) + 1, dtype=np.int64)
+    np.cumsum(column, out=running[1:])
+    return running[offsets[1:]] - running[offsets[:-1]]
+
+
+def _items(index: IndexLike, ids: Int64Array) -> dict[str, Int64Array]:
+    """The item table of `ids`: gathers their items only."""
     first = np.asarray(index.item_offsets[ids], dtype=np.int64)
     num_items = np.asarray(index.item_offsets[ids + 1], dtype=np.int64) - first
-    stops = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(num_items)])
-    rows = np.arange(stops[-1]) + np.repeat(first - stops[:-1], num_items)
-    sums: dict[str, Int64Array] = {}
-    for name in ITEM_COLUMNS:
-        gathered = np.asarray(index.items[name][rows], dtype=np.int64)
-        running = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(gathered)])
-        sums[name] = running[stops[1:]] - running[stops[:-1]]
-    return sums
+    offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum(num_items, out=offsets[1:])
+    rows = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], num_items)
+    table = {name: np.asarray(index.items[source][rows], dtype=np.int64) for name, source in SUM_OF_ITEMS.items()}
+    return {"item_offsets": offsets, **table}

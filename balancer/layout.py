@@ -2,11 +2,23 @@
 
     world rank = dp_rank * pp_size + pp_rank        (pipeline neighbours are rank neighbours)
 
-The first form holds data-parallel replicas of a pipeline whose stage 0 may be the encoder; layouts per domain
-(encoder and LLM each with their own degrees) grow from `Layout` later.
+`Layout` is what the trainer runs: replicas of a pipeline whose stage 0 is the encoder. `ParallelSpec` is what the
+planner plans for: domains (encoder, llm, generator), each on its own ranks of a replica, and the rules about
+micro-batches. Stages are numbered along the chain, so the table below is all that schedules and costs need:
+
+    pipeline(pp_size=3, encoder=...)   stages            stage_ranks
+    "own"                              E L0 L1           0 1 2          the encoder has rank 0 to itself
+    "shared"                           E L0 L1 L2        0 0 1 2        ... runs beside the first LLM stage
+    "spread"                           E L0 L1 L2        -1 0 1 2       ... is on every rank, for whole micro-batches
+    "none"                             L0 L1 L2          0 1 2          text only
+    "shared", num_chunks=2             E L0 .. L5        0 0 1 2 0 1 2  interleaved: LLM stage c lies on rank c % 3
+
+Price: a domain is a pipeline or spread over its ranks, nothing between; degrees inside a stage (TP, EP) are invisible
+here, they only scale the cost model.
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from balancer.errors import LayoutError
 
@@ -77,3 +89,244 @@ class Layout:
     def num_stages(self) -> int:
         """Cost stages S: the encoder and at least one LLM stage."""
         return max(self.pp_size, 2)
+
+
+DomainName = Literal["encoder", "llm", "generator"]
+EncoderPlace = Literal["own", "shared", "spread", "none"]
+Meet = Literal["step", "microbatch", "unit"]
+EncoderGroup = Literal["replica", "world"]
+
+SPREAD = -1
+"""Rank of a stage that every rank of its domain holds whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """A part of the model with its own ranks.
+
+    Attributes:
+        name: `encoder`, `llm` or `generator`.
+        ranks: pipeline ranks of one replica that hold it, in the order of its stages.
+        num_chunks: stages per rank; stage c of the domain lies on ranks[c % len(ranks)].
+        spread: every rank holds all of it and takes whole micro-batches; it is one stage then.
+
+    Raises:
+        LayoutError: no ranks, a rank twice or below 0, no chunk, or a spread domain of several chunks.
+    """
+
+    name: DomainName
+    ranks: tuple[int, ...]
+    num_chunks: int = 1
+    spread: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(DomainName):
+            raise LayoutError(f"domain {self.name!r} does not exist; domains: {', '.join(get_args(DomainName))}")
+        if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
+            raise LayoutError(f"domain {self.name}: ranks={self.ranks}: give each rank from 0 on once, at least one")
+        if self.num_chunks < 1 or (self.spread and self.num_chunks != 1):
+            raise LayoutError(
+                f"domain {self.name}: num_chunks={self.num_chunks}, spread={self.spread}: a domain has at least one "
+                "chunk, and a spread one exactly one"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Cost stages of the domain."""
+        return 1 if self.spread else len(self.ranks) * self.num_chunks
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Pipeline rank of each of its stages; SPREAD where every rank holds it."""
+        return (SPREAD,) if self.spread else self.ranks * self.num_chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSpec:
+    """What a step is planned for: replicas, domains, micro-batches, and where ranks meet.
+
+    Attributes:
+        dp_size: replicas R.
+        domains: in the order of the chain: encoder (may be missing), llm, generator (may be missing).
+        num_microbatches: M of every replica, or None for the least that fits.
+        min_num_microbatches, num_microbatches_multiple: floor and granularity of a free M.
+        meet: where replicas wait for one another: once a `step`; in every `microbatch` (ZeRO-3, TP or EP over
+            replicas); or per encoder `unit`.
+        encoder_group: ranks over which a media item may be routed: those of its `replica`. `world` is a format hook.
+
+    Raises:
+        LayoutError: domains that make no chain, or options that no plan covers.
+    """
+
+    dp_size: int = 1
+    domains: tuple[Domain, ...]
+    num_microbatches: int | None = None
+    min_num_microbatches: int = 1
+    num_microbatches_multiple: int = 1
+    meet: Meet = "step"
+    encoder_group: EncoderGroup = "replica"
+
+    def __post_init__(self) -> None:
+        if self.dp_size < 1:
+            raise LayoutError(f"dp_size={self.dp_size}: a degree of parallelism is at least 1")
+        self._check_domains()
+        if self.meet not in get_args(Meet):
+            raise LayoutError(f"meet={self.meet!r} does not exist; available: {', '.join(get_args(Meet))}")
+        if self.encoder_group not in get_args(EncoderGroup):
+            raise LayoutError(f"encoder_group={self.encoder_group!r} does not exist; use 'replica'")
+        if self.encoder_group == "world" and self.dp_size > 1:
+            raise LayoutError(
+                "encoder_group='world' needs one schedule cut over all replicas, which is not available yet; use "
+                "encoder_group='replica': media items are then routed over the ranks of their replica"
+            )
+        self._check_num_microbatches()
+
+    def _check_domains(self) -> None:
+        names = [domain.name for domain in self.domains]
+        order = [name for name in get_args(DomainName) if name in names]
+        if names != order or "llm" not in names:
+            raise LayoutError(f"domains {names}: give encoder, llm, generator in this order, each once, the llm always")
+        held = {rank for domain in self.domains for rank in domain.ranks}
+        if held != set(range(self.num_ranks)):
+            missing = sorted(set(range(self.num_ranks)) - held)
+            raise LayoutError(
+                f"pipeline ranks {missing} of {self.num_ranks} hold no domain; number ranks without a gap"
+            )
+        llm = self.domain("llm")
+        if llm is not None and llm.spread:
+            raise LayoutError("the llm cannot be spread over pipeline ranks: use dp_size for replicas of it")
+
+    def _check_num_microbatches(self) -> None:
+        minimum, multiple = self.min_num_microbatches, self.num_microbatches_multiple
+        if minimum < 1 or multiple < 1:
+            raise LayoutError(
+                f"min_num_microbatches={minimum}, num_microbatches_multiple={multiple}: both are at least 1"
+            )
+        if self.num_microbatches is None:
+            return
+        if self.num_microbatches < minimum:
+            raise LayoutError(f"num_microbatches={self.num_microbatches} is below the minimum of {minimum}")
+        _check_multiple(self.num_microbatches, multiple)
+
+    @property
+    def num_ranks(self) -> int:
+        """P, pipeline ranks of one replica."""
+        return max(max(domain.ranks) for domain in self.domains) + 1
+
+    @property
+    def num_stages(self) -> int:
+        """S, cost stages in chain order."""
+        return sum(domain.num_stages for domain in self.domains)
+
+    @property
+    def num_chunks(self) -> int:
+        """V, chunks of the LLM per rank."""
+        return max(domain.num_chunks for domain in self.domains if domain.name == "llm")
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Pipeline rank of every stage, [S]; SPREAD (-1) where every rank of the domain holds it."""
+        return tuple(rank for domain in self.domains for rank in domain.stage_ranks)
+
+    @property
+    def spread_stages(self) -> tuple[bool, ...]:
+        """Whether a stage is spread, [S]."""
+        return tuple(rank == SPREAD for rank in self.stage_ranks)
+
+    @property
+    def domain_of_stage(self) -> tuple[str, ...]:
+        """Name of the domain of every stage, [S]."""
+        return tuple(domain.name for domain in self.domains for _ in range(domain.num_stages))
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether stage 0 is the encoder: it runs only in micro-batches with media."""
+        return self.domains[0].name == "encoder"
+
+    @property
+    def encoder_is_spread(self) -> bool:
+        """Whether media items have a placement of their own."""
+        return self.domains[0].name == "encoder" and self.domains[0].spread
+
+    def domain(self, name: DomainName) -> Domain | None:
+        """The domain of that name, if there is one."""
+        return next((domain for domain in self.domains if domain.name == name), None)
+
+    @classmethod
+    def pipeline(
+        cls,
+        *,
+        dp_size: int = 1,
+        pp_size: int = 1,
+        encoder: EncoderPlace = "own",
+        num_chunks: int = 1,
+        generator: bool = False,
+        num_microbatches: int | None = None,
+        min_num_microbatches: int = 1,
+        num_microbatches_multiple: int = 1,
+        meet: Meet = "step",
+    ) -> "ParallelSpec":
+        """Replicas of a pipeline of `pp_size` ranks; see the module for `encoder`.
+
+        A generator is spread where the encoder is, and otherwise the last stage of the last rank.
+
+        Raises:
+            LayoutError: a degree below 1, or an unknown place of the encoder.
+        """
+        if pp_size < 1:
+            raise LayoutError(f"pp_size={pp_size}: a degree of parallelism is at least 1")
+        if encoder not in get_args(EncoderPlace):
+            raise LayoutError(f"encoder={encoder!r} does not exist; available: {', '.join(get_args(EncoderPlace))}")
+        everywhere = tuple(range(pp_size))
+        spread = encoder == "spread"
+        domains: list[Domain] = []
+        if encoder != "none":
+            domains.append(Domain(name="encoder", ranks=everywhere if spread else (0,), spread=spread))
+        llm_ranks = everywhere[1:] if encoder == "own" and pp_size > 1 else everywhere
+        domains.append(Domain(name="llm", ranks=llm_ranks, num_chunks=num_chunks))
+        if generator:
+            domains.append(Domain(name="generator", ranks=everywhere if spread else everywhere[-1:], spread=spread))
+        return cls(
+            dp_size=dp_size,
+            domains=tuple(domains),
+            num_microbatches=num_microbatches,
+            min_num_microbatches=min_num_microbatches,
+            num_microbatches_multiple=num_microbatches_multiple,
+            meet=meet,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        *,
+        num_microbatches: int | None = None,
+        min_num_microbatches: int = 1,
+        num_microbatches_multiple: int = 1,
+        meet: Meet = "step",
+    ) -> "ParallelSpec":
+        """What the trainer's layout runs: the encoder alone on rank 0 where there are several ranks."""
+        return cls.pipeline(
+            dp_size=layout.dp_size,
+            pp_size=layout.pp_size,
+            num_microbatches=num_microbatches,
+            min_num_microbatches=min_num_microbatches,
+            num_microbatches_multiple=num_microbatches_multiple,
+            meet=meet,
+        )
+
+
+def _check_multiple(num_microbatches: int, multiple: int) -> None:
+    """Check a fixed number of micro-batches against its granularity.
+
+    Raises:
+        LayoutError: no multiple; the text has the arithmetic and the nearest ones.
+    """
+    whole, rest = divmod(num_microbatches, multiple)
+    if not rest:
+        return
+    nearest = f"{whole * multiple} or {(whole + 1) * multiple}" if whole else f"{multiple}"
+    raise LayoutError(
+        f"num_microbatches={num_microbatches} is no multiple of {multiple} "
+        f"({num_microbatches} = {whole} x {multiple} + {rest}); use {nearest}"
+    )

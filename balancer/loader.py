@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.counts import StepCounts
 from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanError
-from balancer.layout import Layout
+from balancer.layout import Layout, ParallelSpec
 from balancer.plan import Capacities
 from balancer.planner import plan_step
 from balancer.select import StepSelector
@@ -131,11 +131,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
                     full_total_sq=nothing,
                     window_total_sq=nothing,
                 ),
-                layout=self._layout,
+                parallel=ParallelSpec.of(self._layout, num_microbatches=1),
                 cost_model=_AS_GIVEN,
                 capacities=Capacities(tokens=int(np.maximum(costs[:, 1], 1).sum())),
                 policy=self._policy,
-                num_microbatches=1,
                 seed=self._seed,
                 step=where.step,
                 epoch=where.epoch,

@@ -1,7 +1,9 @@
 """The plan of one optimizer step: which sample runs where, what it should cost, how good that is.
 
-    StepCounts [n]  --plan_step-->  StepPlan: sample -> (dp_rank, microbatch, slot)
+    StepCounts [n]  --plan_step-->  StepPlan: sample -> (dp_rank, microbatch, slot)                    [n]
+                                              media item -> (encoder_rank, unit), spread encoder only  [k]
                                               cells [R, M]: tokens, patches, samples      times [R, M, S] in ns
+                                              bounds: no placement takes less, whatever it does
 
 Every rank derives the same plan from the same inputs without communication; two digests say whether that held. They
 are sha256 over named fields, integers as little-endian int64: `inputs_digest` over what went in, `digest` over what
@@ -20,29 +22,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from balancer.cost_model import CostModel
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import PlanError, PlanMismatchError
 
-PLAN_FORMAT_VERSION = 1
+PLAN_FORMAT_VERSION = 2
 Int32Array = NDArray[np.int32]
 
-# Name -> dtype and axes; n samples, R DP ranks, M micro-batches, S stages.
+# Name -> dtype and axes; n samples, k media items with an encoder place, R DP ranks, P pipeline ranks,
+# M micro-batches, S stages.
 ARRAY_FIELDS: Mapping[str, tuple[type[np.signedinteger[Any]], str]] = {
     "sample_ids": (np.int64, "n"),
     "dp_rank": (np.int32, "n"),
     "microbatch": (np.int32, "n"),
     "slot": (np.int32, "n"),
+    "cp_first_rank": (np.int32, "n"),
+    "cp_degree": (np.int32, "n"),
+    "item_row": (np.int32, "k"),
+    "encoder_rank": (np.int32, "k"),
+    "unit": (np.int32, "k"),
+    "stage_ranks": (np.int32, "S"),
     "llm_tokens": (np.int64, "RM"),
     "patches": (np.int64, "RM"),
+    "encoder_patches": (np.int64, "RM"),
     "visual_tokens": (np.int64, "RM"),
     "label_tokens": (np.int64, "RM"),
     "num_samples": (np.int64, "RM"),
     "forward_ns": (np.int64, "RMS"),
     "backward_ns": (np.int64, "RMS"),
+    "weight_ns": (np.int64, "RMS"),
     "rank_makespan_ns": (np.int64, "R"),
+    "stage_work_ns": (np.int64, "P"),
 }
+BOUNDS = ("work_bound_ns", "longest_bound_ns", "granularity_bound_ns", "pipeline_bound_ns")
+BINDINGS = ("none", "data", "stage split", "largest sample", "capacity")
+_HASHED_ALONE = 4096
 # Derived ratios: reported, but not part of the digest, which covers integers and names only.
-_RATIO_FIELDS = ("imbalance_before", "imbalance_after", "fill")
+_RATIO_FIELDS = (
+    "imbalance_before",
+    "imbalance_after",
+    "label_imbalance_before",
+    "label_imbalance_after",
+    "fill",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +75,13 @@ class Capacities:
         tokens: LLM tokens.
         patches: vision-tower patches.
         items: media items.
+        activation_bytes: modelled bytes of the activations that one micro-batch leaves on any one stage.
     """
 
     tokens: int
     patches: int | None = None
     items: int | None = None
+    activation_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name, limit in self.limits():
@@ -65,14 +89,59 @@ class Capacities:
                 raise PlanError(f"capacity {name}={limit}: a capacity is at least 1; leave it out for no limit")
 
     def limits(self) -> tuple[tuple[str, int], ...]:
-        """(name, limit) of every limit that is set: tokens, patches, items."""
-        named = (("tokens", self.tokens), ("patches", self.patches), ("items", self.items))
+        """(name, limit) of every limit that is set: tokens, patches, items, activation_bytes."""
+        named = (
+            ("tokens", self.tokens),
+            ("patches", self.patches),
+            ("items", self.items),
+            ("activation_bytes", self.activation_bytes),
+        )
         return tuple((name, limit) for name, limit in named if limit is not None)
 
-    def sizes(self, counts: StepCounts) -> Int64Array:
-        """Sizes of the samples in the units of `limits()`, int64 [n, d]."""
+    def table(
+        self, counts: StepCounts, cost_model: CostModel | None = None
+    ) -> tuple[tuple[tuple[str, int], ...], Int64Array]:
+        """Limits as (name, limit) [d] and sizes of the samples in their units, int64 [n, d].
+
+        Bytes have one column per stage that can be the one to bind; they are left out without a cost model.
+
+        Raises:
+            PlanError: a limit on bytes and a cost model that does not know any.
+        """
         columns = {"tokens": counts.llm_tokens, "patches": counts.patches, "items": counts.num_items}
-        return np.stack([columns[name] for name, _ in self.limits()], axis=1)
+        limits = [(name, limit) for name, limit in self.limits() if name in columns]
+        sizes = [columns[name] for name, _ in limits]
+        if self.activation_bytes is not None and cost_model is not None:
+            for stage, room, column in _binding_bytes(self.activation_bytes, cost_model, counts):
+                limits.append((f"activation_bytes of stage {stage}", room))
+                sizes.append(column)
+        return tuple(limits), np.stack(sizes, axis=1)
+
+
+def _binding_bytes(limit: int, cost_model: CostModel, counts: StepCounts) -> list[tuple[int, int, Int64Array]]:
+    """(stage, bytes left for samples, bytes of the samples int64 [n]) of stages that can be the first to fill up.
+
+    Raises:
+        PlanError: a cost model without bytes, or a limit below what a micro-batch takes without any sample.
+    """
+    table, constant = cost_model.activation_bytes(counts), cost_model.activation_constant_bytes()
+    if not table.shape[1]:
+        raise PlanError(
+            "a capacity of activation_bytes needs a cost model with memory terms; leave it out, or build the model "
+            "with CostModel.from_config"
+        )
+    if int(constant.max()) >= limit:
+        raise PlanError(
+            f"capacity activation_bytes={limit}: stage {int(constant.argmax())} takes {int(constant.max())} bytes "
+            "for a micro-batch without any sample"
+        )
+    kept: list[tuple[int, int, Int64Array]] = []
+    for stage in np.argsort(-table.sum(axis=0), kind="stable").tolist():
+        column, room = np.ascontiguousarray(table[:, stage]), limit - int(constant[stage])
+        # A stage that is nowhere above another one and has as much room never fills up first.
+        if not any(room >= other_room and bool((column <= other).all()) for _, other_room, other in kept):
+            kept.append((stage, room, column))
+    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,19 +152,36 @@ class StepPlan:
         format_version: of the serialised form.
         step: optimizer step, from 0.
         epoch, cursor: where in the epoch order the step starts.
-        dp_size, num_microbatches, num_stages: R, M, S.
+        dp_size, num_microbatches, num_stages, num_pipeline_ranks: R, M, S, P.
         policy: the policy asked for.
         policy_used: the policy whose placement was taken; differs where `note` says why.
         schedule: name of the pipeline schedule the times assume.
+        meet: where replicas wait for one another: `step`, `microbatch` or `unit`.
+        binding: what stands between this plan and an even one: `data` (the placement or sizes of samples), `stage
+            split`, `largest sample`, `capacity`, or `none` (within 2 % of the bound). `note` says more.
+        stage_domains: domain of every stage, names joined by commas.
+        routed: whether media items are exchanged inside units.
         sample_ids, dp_rank, microbatch, slot: [n] in the order of selection; `slot` is the place within the cell.
+        cp_first_rank, cp_degree: int32 [n], the DP ranks first .. first + degree - 1 share the sample; `dp_rank` and 1
+            where it is not split.
+        item_row, encoder_rank, unit: int32 [k], with a spread encoder: row of the item's sample, pipeline rank inside
+            the replica that encodes it, and unit; in the order of the item table. Empty where the encoder is a stage.
+        stage_ranks: int32 [S], pipeline rank of every stage; -1 where it is spread.
         llm_tokens, patches, visual_tokens, label_tokens, num_samples: int64 [R, M], sums over the samples of a cell.
-        forward_ns, backward_ns: int64 [R, M, S], predicted.
-        rank_makespan_ns: int64 [R], simulated time of every replica.
-        makespan_ns: the largest of them, which is the step.
-        lower_bound_ns: no placement of these samples takes less.
+        encoder_patches: int64 [R, M], patches of the encoder act that is entry m; `patches` where nothing is routed.
+        forward_ns, backward_ns, weight_ns: int64 [R, M, S], predicted; `weight_ns` is the part of the backward that
+            schedules with split backwards may delay. With a spread encoder entry [:, m, 0] is the encoder act on rank
+            m % P in the unit of m.
+        rank_makespan_ns: int64 [R], simulated time of every replica by itself.
+        stage_work_ns: int64 [P], work of every pipeline rank, summed over replicas.
+        makespan_ns: simulated time of the step: the largest of them, and more where replicas meet inside the step.
+        work_bound_ns, longest_bound_ns, granularity_bound_ns, pipeline_bound_ns: see `balancer.bounds`.
+        lower_bound_ns: the largest of them; no placement of these samples takes less.
         makespan_before_ns: the same simulation for `sequential`.
         imbalance_before, imbalance_after: max / mean over DP ranks of predicted busy time.
+        label_imbalance_before, label_imbalance_after: the same of label tokens.
         fill: tokens over token capacity of the cells that hold samples.
+        dropped: (sample id, reason) of samples that were selected for the step and are not in it.
         inputs_digest, digest: see the module.
     """
 
@@ -106,46 +192,81 @@ class StepPlan:
     dp_size: int
     num_microbatches: int
     num_stages: int
+    num_pipeline_ranks: int
     policy: str
     policy_used: str
     schedule: str
+    meet: str = "step"
+    binding: str = "data"
     note: str = ""
+    stage_domains: str
+    routed: bool = False
     sample_ids: Int64Array
     dp_rank: Int32Array
     microbatch: Int32Array
     slot: Int32Array
+    cp_first_rank: Int32Array
+    cp_degree: Int32Array
+    item_row: Int32Array
+    encoder_rank: Int32Array
+    unit: Int32Array
+    stage_ranks: Int32Array
     llm_tokens: Int64Array
     patches: Int64Array
+    encoder_patches: Int64Array
     visual_tokens: Int64Array
     label_tokens: Int64Array
     num_samples: Int64Array
     forward_ns: Int64Array
     backward_ns: Int64Array
+    weight_ns: Int64Array
     rank_makespan_ns: Int64Array
+    stage_work_ns: Int64Array
     makespan_ns: int
+    work_bound_ns: int
+    longest_bound_ns: int
+    granularity_bound_ns: int
+    pipeline_bound_ns: int
     lower_bound_ns: int
     makespan_before_ns: int
     imbalance_before: float
     imbalance_after: float
+    label_imbalance_before: float
+    label_imbalance_after: float
     fill: float
+    dropped: tuple[tuple[int, str], ...] = ()
     inputs_digest: str
     digest: str = ""
 
     def __post_init__(self) -> None:
-        lengths = {"n": len(self.sample_ids), "R": self.dp_size, "M": self.num_microbatches, "S": self.num_stages}
+        lengths = {
+            "n": len(self.sample_ids),
+            "k": len(self.item_row),
+            "R": self.dp_size,
+            "P": self.num_pipeline_ranks,
+            "M": self.num_microbatches,
+            "S": self.num_stages,
+        }
         for name, (dtype, axes) in ARRAY_FIELDS.items():
             array = np.array(getattr(self, name), dtype=dtype)
-            shape = tuple(lengths[axis] for axis in axes)
-            if array.shape != shape:
-                raise PlanError(f"plan field {name} has shape {array.shape}; expected {shape}")
+            if array.shape != tuple([lengths[axis] for axis in axes]):
+                expected = tuple(lengths[axis] for axis in axes)
+                raise PlanError(f"plan field {name} has shape {array.shape}; expected {expected}")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        object.__setattr__(self, "dropped", tuple((int(sample), str(reason)) for sample, reason in self.dropped))
+        if self.lower_bound_ns != max(getattr(self, name) for name in BOUNDS):
+            raise PlanError(f"lower_bound_ns={self.lower_bound_ns} is not the largest of the plan's bounds")
+        if self.binding not in BINDINGS:
+            raise PlanError(f"binding={self.binding!r} does not exist; available: {', '.join(BINDINGS)}")
         if not self.digest:
             object.__setattr__(self, "digest", self._compute_digest())
 
     def _compute_digest(self) -> str:
         skipped = {*_RATIO_FIELDS, "inputs_digest", "digest", "note"}
-        return digest_fields({field.name: getattr(self, field.name) for field in fields(self)}, skip=skipped)
+        named = {name: getattr(self, name) for name in self.__slots__}
+        reasons = "\n".join(f"{sample} {reason}" for sample, reason in self.dropped)
+        return digest_fields(named | {"dropped": reasons}, skip=skipped)
 
     @property
     def gap(self) -> float:
@@ -171,13 +292,18 @@ class StepPlan:
         """Sample ids of the cell, in slot order, int64 [k]."""
         return self.sample_ids[self.positions(dp_rank, microbatch)]
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether stage 0 is the encoder, which runs only where there are patches."""
+        return self.stage_domains.startswith("encoder")
+
     def absent(self, dp_rank: int) -> frozenset[tuple[int, int]]:
         """(stage, micro-batch) pairs without work on this replica: encoders without patches, all of an empty cell."""
         pairs: set[tuple[int, int]] = set()
         for microbatch in range(self.num_microbatches):
             if self.num_samples[dp_rank, microbatch] == 0:
-                pairs.update((stage, microbatch) for stage in range(self.num_stages))
-            elif self.patches[dp_rank, microbatch] == 0:
+                pairs.update((stage, microbatch) for stage in range(int(self.has_encoder), self.num_stages))
+            if self.has_encoder and self.encoder_patches[dp_rank, microbatch] == 0:
                 pairs.add((0, microbatch))
         return frozenset(pairs)
 
@@ -207,7 +333,7 @@ class StepPlan:
         if set(content) != names:
             raise PlanError(f"step plan with missing or unknown fields: {sorted(set(content) ^ names)}")
         for name, (_, axes) in ARRAY_FIELDS.items():
-            if not content[name] and axes == "n":
+            if axes == "n" and not content[name]:
                 raise PlanError(f"step plan without samples: {name} is empty")
         plan = cls(**content)
         if plan.digest != plan._compute_digest():
@@ -218,74 +344,30 @@ class StepPlan:
 def digest_fields(named: Mapping[str, object], *, skip: set[str] | frozenset[str] = frozenset()) -> str:
     """sha256 hex over names and values; integers and integer arrays as little-endian int64 with their shape."""
     digest = hashlib.sha256()
+    waiting: list[bytes] = []
     for name, value in named.items():
         if name in skip:
             continue
-        digest.update(f"{name}:".encode())
         if isinstance(value, str):
-            content = value.encode()
+            content: bytes | memoryview = value.encode()
             shape: tuple[int, ...] = (len(content),)
-        elif isinstance(value, (int, np.integer, np.ndarray)):
-            array = np.asarray(value).astype("<i8")
-            shape, content = array.shape, array.tobytes()
+        elif isinstance(value, (int, np.integer)):
+            shape, content = (), int(value).to_bytes(8, "little", signed=True)
+        elif isinstance(value, np.ndarray):
+            array = np.ascontiguousarray(value, dtype="<i8")
+            shape, content = value.shape, array.data if array.nbytes > _HASHED_ALONE else array.tobytes()
         else:
             raise PlanError(f"{name}={value!r} cannot be digested: digests cover integers and names only")
-        digest.update(f"{shape}:".encode())
-        digest.update(content)
+        waiting.append(f"{name}:{shape}:".encode())
+        if isinstance(content, bytes):
+            waiting.append(content)
+        else:
+            # Large arrays are hashed where they lie; everything small goes in one piece.
+            digest.update(b"".join(waiting))
+            digest.update(content)
+            waiting.clear()
+    digest.update(b"".join(waiting))
     return digest.hexdigest()
-
-
-def verify(plan: StepPlan, counts: StepCounts, capacities: Capacities) -> None:
-    """Check conservation and hard capacities of a plan against the counts it was made from.
-
-    Raises:
-        PlanError: a sample lost, doubled or foreign; sums that do not follow from the samples; a capacity exceeded.
-    """
-    missing = np.setdiff1d(counts.sample_ids, plan.sample_ids).tolist()
-    foreign = np.setdiff1d(plan.sample_ids, counts.sample_ids).tolist()
-    if missing or foreign or len(plan.sample_ids) != len(counts):
-        raise PlanError(
-            f"plan of step {plan.step} holds {len(plan.sample_ids)} samples for {len(counts)} selected: "
-            f"missing {missing}, foreign {foreign}"
-        )
-    if not np.array_equal(plan.sample_ids, counts.sample_ids):
-        raise PlanError(f"plan of step {plan.step} lists its samples in another order than they were selected")
-    _verify_slots(plan)
-    cell = plan.dp_rank.astype(np.int64) * plan.num_microbatches + plan.microbatch
-    shape = (plan.dp_size, plan.num_microbatches)
-    for name in ("llm_tokens", "patches", "visual_tokens", "label_tokens"):
-        sums = _cell_sums(cell, getattr(counts, name), shape)
-        if not np.array_equal(sums, getattr(plan, name)):
-            raise PlanError(f"plan of step {plan.step}: {name} per cell do not add up from its samples")
-    for (name, limit), column in zip(capacities.limits(), capacities.sizes(counts).T, strict=True):
-        loads = _cell_sums(cell, column, shape)
-        if int(loads.max()) > limit:
-            rank, microbatch = (int(index) for index in np.unravel_index(int(loads.argmax()), shape))
-            raise PlanError(
-                f"plan of step {plan.step}: rank {rank}, micro-batch {microbatch} holds {int(loads.max())} {name}, "
-                f"the capacity is {limit}"
-            )
-
-
-def _verify_slots(plan: StepPlan) -> None:
-    for rank in range(plan.dp_size):
-        for microbatch in range(plan.num_microbatches):
-            slots = plan.slot[plan.positions(rank, microbatch)]
-            if not np.array_equal(slots, np.arange(len(slots))) or len(slots) != plan.num_samples[rank, microbatch]:
-                raise PlanError(
-                    f"plan of step {plan.step}: slots {slots.tolist()} of rank {rank}, micro-batch {microbatch} "
-                    f"are not 0 to {int(plan.num_samples[rank, microbatch]) - 1}"
-                )
-    inside = (plan.dp_rank >= 0) & (plan.dp_rank < plan.dp_size)
-    inside &= (plan.microbatch >= 0) & (plan.microbatch < plan.num_microbatches)
-    if not inside.all():
-        raise PlanError(f"plan of step {plan.step}: samples {plan.sample_ids[~inside].tolist()} are in no cell")
-
-
-def _cell_sums(cell: Int64Array, column: Int64Array, shape: tuple[int, int]) -> Int64Array:
-    sums = np.zeros(shape[0] * shape[1], dtype=np.int64)
-    np.add.at(sums, cell, column)
-    return sums.reshape(shape)
 
 
 def require_same(digests: Sequence[tuple[str, str]]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from balancer.cost_model import CostModel
 from balancer.counts import COUNT_COLUMNS, Int64Array, StepCounts
 from balancer.errors import OversizeError, PlanError
-from balancer.layout import Layout
+from balancer.layout import Layout, ParallelSpec
 from balancer.plan import Capacities, StepPlan, digest_fields
 from balancer.planner import plan_step
 from dataloaders.errors import DataError
@@ -292,13 +292,15 @@ def plan_window(
 def _plan_one(counts: StepCounts, number: int, state: StreamState, options: WindowOptions, layout: Layout) -> StepPlan:
     return plan_step(
         counts,
-        layout=layout,
+        parallel=ParallelSpec.of(
+            layout,
+            num_microbatches=options.num_microbatches,
+            min_num_microbatches=options.min_num_microbatches,
+        ),
         cost_model=options.cost_model,
         capacities=options.capacities,
         schedule=options.schedule,
         policy=options.policy,
-        num_microbatches=options.num_microbatches,
-        min_num_microbatches=options.min_num_microbatches,
         seed=options.seed,
         step=state.first_step + number,
         epoch=state.epoch,

@@ -20,7 +20,7 @@ import numpy as np
 
 from balancer.counts import Int64Array
 from balancer.errors import PlanError
-from balancer.policies.base import CellTimes, Placement, PlacementProblem
+from balancer.policies.base import CellTimes, Placement, PlacementProblem, sum_over_cells
 from packing import InfeasiblePartitionError, bin_lower_bound, pack, partition
 
 # Up to this many micro-batches every order is simulated (4! = 24).
@@ -42,7 +42,7 @@ def place(problem: PlacementProblem) -> Placement:
         if found is None:
             continue
         placement, times = _ordered(problem, found)
-        makespan = int(problem.makespans_ns(times).max())
+        makespan = problem.makespan_ns(times)
         if best is None or makespan < best_makespan:
             best, best_makespan = placement, makespan
     if best is None:
@@ -96,8 +96,7 @@ def _split_bins(
     num_bins = int(bins.max()) + 1
     if num_bins > problem.dp_size * num_microbatches:
         return None
-    bin_weights = np.zeros((num_bins, weights.shape[1]), dtype=np.int64)
-    np.add.at(bin_weights, bins, weights)
+    bin_weights = sum_over_cells(bins, weights, (num_bins, 1))[:, 0]
     ones = np.ones((num_bins, 1), dtype=np.int64)
     try:
         rank_of_bin = partition(bin_weights, problem.dp_size, capacity=(num_microbatches,), sizes=ones).part_of
@@ -113,15 +112,17 @@ def _ordered(problem: PlacementProblem, placement: Placement) -> tuple[Placement
     """The placement with the micro-batches of every replica in the order that simulates fastest."""
     times = problem.cell_times(placement)
     num_microbatches = placement.num_microbatches
-    if problem.num_pipeline_ranks == 1 or num_microbatches == 1:
+    # Where ranks meet in every micro-batch, one replica's order alone decides nothing.
+    if problem.num_pipeline_ranks == 1 or num_microbatches == 1 or problem.parallel.meet != "step":
         return placement, times
     orders = _orders(times)
     every = times.reordered(orders)
     # [K, R, M, S] -> [K * R, M, S]: all candidates of all replicas in one simulation.
-    flat = (len(orders) * problem.dp_size, num_microbatches, len(problem.stage_ranks))
+    flat = (len(orders) * problem.dp_size, num_microbatches, problem.num_stages)
     stacked = CellTimes(
         forward_ns=every.forward_ns.reshape(flat),
         backward_ns=every.backward_ns.reshape(flat),
+        weight_ns=every.weight_ns.reshape(flat),
         present=every.present.reshape(flat),
     )
     makespans = problem.makespans_ns(stacked).reshape(len(orders), problem.dp_size)

@@ -26,12 +26,17 @@ class FakeIndex:
         self.samples = {
             "llm_tokens": rows + 100,
             "label_tokens": rows + 10,
-            "visual_tokens": rows,
-            "patches": rows * 4,
+            "visual_tokens": np.array(self.items_per_sample, dtype=np.int32),
+            "patches": 4 * np.array(self.items_per_sample, dtype=np.int32),
             "num_items": np.array(self.items_per_sample, dtype=np.int32),
         }
         item_rows = np.arange(1, num_items + 1, dtype=np.int64)
-        self.items = {"full_total_sq": item_rows * 10**12, "window_total_sq": item_rows}
+        self.items = {
+            "patches": np.full(num_items, 4, dtype=np.int32),
+            "visual_tokens": np.ones(num_items, dtype=np.int32),
+            "full_total_sq": item_rows * 10**12,
+            "window_total_sq": item_rows,
+        }
         self.item_offsets = np.concatenate([[0], np.cumsum(self.items_per_sample)]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -89,3 +94,49 @@ def test_columns_are_read_only_copies() -> None:
     assert counts.llm_tokens.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
         counts.llm_tokens[0] = 5
+
+
+def test_items_are_gathered_in_the_order_of_their_samples() -> None:
+    counts = StepCounts.from_index(FakeIndex([1, 0, 2]), [2, 1, 0])
+    assert counts.item_offsets.tolist() == [0, 2, 2, 3]
+    assert counts.item_window_sq.tolist() == [2, 3, 1]
+    assert counts.item_rows().tolist() == [0, 0, 2]
+    assert counts.num_media == 3
+    assert counts.sum_of_items(counts.item_patches).tolist() == counts.patches.tolist()
+    assert counts.longest_of_items(counts.item_window_sq).tolist() == [3, 0, 1]
+
+
+def test_without_an_item_table_a_sample_with_patches_is_one_item() -> None:
+    counts = StepCounts(**columns(3, patches=[8, 0, 4], visual_tokens=[2, 0, 1], full_total_sq=[64, 0, 16]))
+    assert counts.item_offsets.tolist() == [0, 1, 1, 2]
+    assert counts.item_patches.tolist() == [8, 4]
+    assert counts.item_full_sq.tolist() == [64, 16]
+    assert counts.longest_of_items(counts.item_patches).tolist() == [8, 0, 4]
+
+
+ITEMS = {
+    "item_offsets": [0, 1, 2],
+    "item_patches": [4, 8],
+    "item_visual_tokens": [1, 2],
+    "item_full_sq": [16, 64],
+    "item_window_sq": [0, 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"item_patches": [4, 9]}, "item_patches of sample 1 do not add up to its patches"),
+        ({"item_offsets": [0, 2, 1]}, "item_offsets do not cut 2 items into 2 samples"),
+        ({"item_offsets": [1, 1, 2]}, "item_offsets do not cut 2 items into 2 samples"),
+        ({"item_offsets": [0, 2]}, r"item_offsets has shape \(2,\); expected \(3,\)"),
+        ({"item_full_sq": [16]}, r"item_full_sq has shape \(1,\); expected \(2,\)"),
+        ({"item_window_sq": [1, -1]}, "item_window_sq=-1 of sample 1 is negative"),
+        ({"item_full_sq": None}, "item columns .* without .'item_full_sq'.; give all or none"),
+    ],
+)
+def test_an_item_table_that_contradicts_its_samples_is_refused(changed: dict, message: str) -> None:
+    table = {name: values for name, values in {**ITEMS, **changed}.items() if values is not None}
+    sums = columns(2, patches=[4, 8], visual_tokens=[1, 2], full_total_sq=[16, 64])
+    with pytest.raises(PlanError, match=message):
+        StepCounts(**sums, **table)

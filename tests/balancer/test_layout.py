@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.errors import LayoutError
-from balancer.layout import Layout
+from balancer.layout import SPREAD, Domain, Layout, ParallelSpec
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
@@ -54,3 +54,78 @@ def test_encoder_is_stage_0_and_shares_the_rank_only_without_a_pipeline(pp_size:
     layout = Layout(pp_size=pp_size)
     assert layout.stage_ranks() == stage_ranks
     assert layout.num_stages == len(stage_ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "stage_ranks", "domains"),
+    [
+        ({}, (0, 0), "encoder llm"),
+        ({"pp_size": 3}, (0, 1, 2), "encoder llm llm"),
+        ({"pp_size": 3, "encoder": "shared"}, (0, 0, 1, 2), "encoder llm llm llm"),
+        ({"pp_size": 3, "encoder": "spread"}, (SPREAD, 0, 1, 2), "encoder llm llm llm"),
+        ({"pp_size": 2, "encoder": "none"}, (0, 1), "llm llm"),
+        ({"pp_size": 2, "encoder": "shared", "num_chunks": 2}, (0, 0, 1, 0, 1), "encoder llm llm llm llm"),
+        ({"pp_size": 2, "encoder": "shared", "generator": True}, (0, 0, 1, 1), "encoder llm llm generator"),
+        ({"pp_size": 2, "encoder": "spread", "generator": True}, (SPREAD, 0, 1, SPREAD), "encoder llm llm generator"),
+    ],
+)
+def test_stages_of_a_pipeline_lie_where_its_table_says(options: dict, stage_ranks, domains: str) -> None:
+    spec = ParallelSpec.pipeline(**options)
+    assert spec.stage_ranks == stage_ranks
+    assert " ".join(spec.domain_of_stage) == domains
+    assert spec.num_stages == len(stage_ranks)
+    assert spec.num_ranks == options.get("pp_size", 1)
+    assert spec.num_chunks == options.get("num_chunks", 1)
+    assert spec.spread_stages == tuple(rank == SPREAD for rank in stage_ranks)
+    assert spec.has_encoder == (options.get("encoder") != "none")
+    assert spec.encoder_is_spread == (options.get("encoder") == "spread")
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_the_spec_of_a_layout_has_its_stages_and_ranks(dp_size: int, pp_size: int) -> None:
+    layout = Layout(dp_size=dp_size, pp_size=pp_size)
+    spec = ParallelSpec.of(layout, num_microbatches=6, num_microbatches_multiple=3, meet="microbatch")
+    assert list(spec.stage_ranks) == layout.stage_ranks()
+    assert (spec.num_stages, spec.num_ranks, spec.dp_size) == (layout.num_stages, pp_size, dp_size)
+    assert (spec.num_microbatches, spec.num_microbatches_multiple, spec.meet) == (6, 3, "microbatch")
+
+
+LLM = Domain(name="llm", ranks=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Domain(name="audio", ranks=(0,)), "domain 'audio' does not exist; domains: encoder, llm, generator"),
+        (lambda: Domain(name="llm", ranks=()), r"domain llm: ranks=\(\): give each rank from 0 on once"),
+        (lambda: Domain(name="llm", ranks=(0, 0)), r"ranks=\(0, 0\): give each rank from 0 on once"),
+        (lambda: Domain(name="llm", ranks=(0,), num_chunks=0), "num_chunks=0, spread=False: a domain has at least one"),
+        (lambda: Domain(name="encoder", ranks=(0,), num_chunks=2, spread=True), "and a spread one exactly one"),
+        (lambda: ParallelSpec(domains=(LLM, Domain(name="encoder", ranks=(0,)))), "give encoder, llm, generator in"),
+        (lambda: ParallelSpec(domains=(Domain(name="encoder", ranks=(0,)),)), "each once, the llm always"),
+        (lambda: ParallelSpec(domains=(LLM, LLM)), "each once, the llm always"),
+        (lambda: ParallelSpec(domains=(Domain(name="llm", ranks=(1,)),)), r"pipeline ranks \[0\] of 2 hold no domain"),
+        (lambda: ParallelSpec(domains=(Domain(name="llm", ranks=(0,), spread=True),)), "the llm cannot be spread"),
+        (lambda: ParallelSpec(domains=(LLM,), dp_size=0), "dp_size=0: a degree of parallelism is at least 1"),
+        (lambda: ParallelSpec.pipeline(pp_size=0), "pp_size=0: a degree of parallelism is at least 1"),
+        (lambda: ParallelSpec.pipeline(encoder="everywhere"), "encoder='everywhere' does not exist; available: own"),
+        (lambda: ParallelSpec.pipeline(meet="never"), "meet='never' does not exist; available: step, microbatch, unit"),
+        (lambda: ParallelSpec(domains=(LLM,), encoder_group="all"), "encoder_group='all' does not exist"),
+        (
+            lambda: ParallelSpec(domains=(LLM,), dp_size=2, encoder_group="world"),
+            "encoder_group='world' needs one schedule cut .* use encoder_group='replica'",
+        ),
+        (lambda: ParallelSpec.pipeline(min_num_microbatches=0), "both are at least 1"),
+        (
+            lambda: ParallelSpec.pipeline(num_microbatches=3, num_microbatches_multiple=8),
+            r"3 is no multiple of 8 \(3 = 0 x 8 \+ 3\); use 8",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_what_can(make, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        make()
+
+
+def test_one_replica_is_its_own_world() -> None:
+    assert ParallelSpec(domains=(LLM,), encoder_group="world").encoder_group == "world"

@@ -1,32 +1,40 @@
 """Policies on their own: the worked examples of their texts, and the parts that plans only show in sum."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.errors import PlanError
+from balancer.layout import ParallelSpec
 from balancer.policies import Placement, PlacementProblem, get_policy, length_grouped, lpt, policy_names, sequential
-from balancer.policies.base import even_bounds, groups_of
+from balancer.policies.base import even_bounds, groups_of, sum_over_cells
+from balancer.policies.empty_cells import without_empty_cells
+from packing import pack
 
 
 @pytest.fixture(scope="session")
 def problem_of(counts_of):
     """`problem_of(tokens, encoder=[...])`: 1 ns per token in the LLM, `encoder` ns in the encoder, both ways."""
 
-    def build(tokens, *, encoder=None, dp_size=1, stage_ranks=(0, 0), capacity=10**6, **options):
+    def build(tokens, *, encoder=None, dp_size=1, stage_ranks=(0, 0), capacity=10**6, meet="step", **options):
         counts = counts_of(tokens, patches=encoder)
         times = np.stack([counts.patches, counts.llm_tokens], axis=1)
         zeros = np.zeros(2, dtype=np.int64)
+        nothing = np.zeros(0, dtype=np.int64)
         return PlacementProblem(
             counts=counts,
             forward_ns=times,
             backward_ns=times,
+            weight_ns=times // 2,
             forward_constant_ns=zeros,
             backward_constant_ns=zeros,
-            dp_size=dp_size,
-            stage_ranks=stage_ranks,
+            weight_constant_ns=zeros,
+            item_forward_ns=nothing,
+            item_backward_ns=nothing,
+            parallel=ParallelSpec.pipeline(dp_size=dp_size, pp_size=stage_ranks[-1] + 1, meet=meet),
             schedule="1f1b",
             sizes=counts.llm_tokens[:, np.newaxis],
             capacity=(capacity,),
@@ -130,7 +138,68 @@ def test_slots_follow_the_order_of_the_samples_in_each_cell(where: list[tuple[in
         assert placement.slot[rows].tolist() == list(range(len(rows)))
 
 
+def test_empty_cells_are_filled_by_cutting_the_heaviest_in_two(problem_of) -> None:
+    tokens = [1, 1, 6, 5, 9]
+    problem = problem_of(tokens, num_microbatches=4)
+    packed = Placement.from_cells(np.zeros(5, dtype=np.int64), np.array([0, 0, 0, 0, 2]), 4)
+    filled = without_empty_cells(problem, packed)
+    assert cells(filled, 1, tokens) == [[[1, 1], [6], [5], [9]]]
+    assert without_empty_cells(problem, filled) is filled
+
+
+def test_a_rank_keeps_an_empty_cell_where_ranks_meet_once_and_is_fed_where_they_meet_inside(problem_of) -> None:
+    tokens = [9, 2, 3, 4]
+    where = (np.array([0, 1, 1, 1]), np.array([0, 0, 0, 1]), 2)
+    once = without_empty_cells(problem_of(tokens, dp_size=2, num_microbatches=2), Placement.from_cells(*where))
+    assert cells(once, 2, tokens) == [[[9], []], [[2, 3], [4]]]
+    inside = problem_of(tokens, dp_size=2, num_microbatches=2, meet="microbatch")
+    assert cells(without_empty_cells(inside, Placement.from_cells(*where)), 2, tokens) == [[[9], [2]], [[3], [4]]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 11)), min_size=1, max_size=20))
+def test_filling_empty_cells_keeps_every_sample_on_its_rank_and_the_order(problem_of, drawn) -> None:
+    tokens, cell = map(list, zip(*drawn, strict=True))
+    problem = problem_of(tokens, dp_size=3, num_microbatches=4)
+    before = Placement.from_cells(np.array(cell) // 4, np.array(cell) % 4, 4)
+    after = without_empty_cells(problem, before)
+    assert after.dp_rank.tolist() == before.dp_rank.tolist()
+    rows = list(range(len(tokens)))
+    for old, new in zip(cells(before, 3, rows), cells(after, 3, rows), strict=True):
+        assert [row for group in old for row in group] == [row for group in new for row in group]
+        assert sum(bool(group) for group in new) == min(4, sum(map(len, new)))
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(1, 5))
+def test_pieces_are_filled_as_if_each_were_alone(tokens: list[int], num_pieces: int) -> None:
+    sizes = np.array(tokens, dtype=np.int64)[:, np.newaxis]
+    starts = even_bounds(len(tokens), num_pieces)
+    found = sequential.fill_pieces_in_order(sizes, (10,), starts)
+    for start, stop in pairwise(starts.tolist()):
+        expected = pack(sizes[start:stop], capacity=(10,), algorithm="next_fit").bin_of if stop > start else []
+        assert found[start:stop].tolist() == list(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=30))
+def test_sums_over_cells_are_those_of_their_samples(rows: list[tuple[int, int, int]]) -> None:
+    cell = np.array([row[0] for row in rows], dtype=np.int64)
+    values = np.array([row[1:] for row in rows], dtype=np.int64)
+    sums = sum_over_cells(cell, values, (2, 3))
+    assert sums.shape == (2, 3, 2)
+    for index in range(6):
+        assert sums[index // 3, index % 3].tolist() == values[cell == index].sum(axis=0).tolist()
+    assert sum_over_cells(cell, values[:, 0], (2, 3)).tolist() == sums[:, :, 0].tolist()
+
+
+def test_a_placement_that_routes_nothing_has_no_encoder_entries(problem_of) -> None:
+    problem = problem_of([1, 2], num_microbatches=1)
+    with pytest.raises(PlanError, match="without encoder ranks has no encoder entries"):
+        problem.encoder_entries(sequential.place(problem))
+
+
 def test_registered_policies_answer_to_their_names() -> None:
-    assert policy_names() == ("length_grouped", "lpt", "sequential")
+    assert {"length_grouped", "lpt", "sequential"} <= set(policy_names())
     assert all(get_policy(name).name == name for name in policy_names())
-    assert [name for name in policy_names() if get_policy(name).never_worse] == ["lpt"]
+    assert {name for name in policy_names() if get_policy(name).never_worse} == set(policy_names()) - {
+        "length_grouped",
+        "sequential",
+    }
