@@ -31,7 +31,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,15 @@ from numpy.typing import ArrayLike
 
 from balancer.errors import LedgerError
 from balancer.ledger_groups import runs_digest
-from balancer.ledger_lines import LEDGER_FORMAT_VERSION, Line, PartLine, RunLine, StartLine, StepLine
+from balancer.ledger_lines import (
+    LEDGER_FORMAT_VERSION,
+    READABLE_VERSIONS,
+    Line,
+    PartLine,
+    RunLine,
+    StartLine,
+    StepLine,
+)
 
 MAX_LINE_BYTES = 2**28  # a step of ten million samples; a damaged file must not fill the memory
 MAX_ID = 2**63
@@ -282,7 +290,7 @@ def _parsed(raw: bytes, before: str, *, place: str) -> tuple[Line, str]:
         content = json.loads(text)
         kind = _KINDS[content.pop("kind")]
         check = content.pop("check")
-        if kind is RunLine and content.get("format_version") != LEDGER_FORMAT_VERSION:
+        if kind is RunLine and content.get("format_version") not in READABLE_VERSIONS:
             raise LedgerError(
                 f"{place}: format version {content.get('format_version')}; this version reads {LEDGER_FORMAT_VERSION}"
             )
@@ -301,6 +309,7 @@ def _typed(kind: _Kind, content: dict[str, Any]) -> Line:
         content["ids"] = tuple(tuple(_whole(i) for i in rank) for rank in content["ids"])
         content["replaced"] = tuple(_whole(i) for i in content["replaced"])
     elif kind is RunLine:
+        _fill_in_defaults(content)
         content["parts"] = tuple(PartLine(**_checked(PartLine, part)) for part in content["parts"])
         content["group_runs"] = tuple((_id(number), _id(length)) for number, length in content["group_runs"])
         if runs_digest(content["group_runs"]) != content["groups_digest"]:
@@ -308,6 +317,13 @@ def _typed(kind: _Kind, content: dict[str, Any]) -> Line:
     else:
         content["weights"] = tuple(dict(entry) for entry in content["weights"])
     return kind(**_checked(kind, content))
+
+
+def _fill_in_defaults(content: dict[str, Any]) -> None:
+    """Give a run line of an older version the fields that it does not have."""
+    for field in fields(RunLine):
+        if field.default is not MISSING:
+            content.setdefault(field.name, field.default)
 
 
 def _checked(kind: _Kind | type[PartLine], content: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from collections.abc import Set
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-LEDGER_FORMAT_VERSION = 1
+LEDGER_FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, LEDGER_FORMAT_VERSION)  # a run line of version 1 lacks fields whose defaults say what held then
 STEP_SELECTOR, MIXTURE_SELECTOR = "step", "mixture"
-_OF_PARTS = ("index", "source", "num_samples", "num_ids", "ids_digest")  # of a run line
+_OF_PARTS = ("index", "base_index", "source", "num_samples", "num_ids", "ids_digest")  # of a run line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +42,20 @@ class RunLine:
 
     Attributes:
         index, source: fingerprints of the cost index and of the samples.
-        index_folder: where the index lay ("" for one in memory); a hint, no part of the run.
+        base_index: of the index as scanned, where `index` is that with samples made to fit ("": nothing was adjusted);
+            what was adjusted lies in the run folder, see `balancer.run_evidence`.
+        index_folder: where the index as scanned lay ("" for one in memory); a hint, no part of the run.
         data: the data as the user named it.
         num_samples: rows of the index. num_ids: those that are trained on.
         ids_digest: `ids_digest` of the latter.
         seed, global_batch_size, shuffle, block_shards: of the selection.
+        step_tokens: token budget of a step; 0: steps are of `global_batch_size` samples. tail: the end of an epoch.
+        lookahead_steps: steps that exchange samples; 1: none do. lookahead_cost: fingerprint of the cost that they
+            even, which lies in the run folder.
         group_runs: what block shuffle deals in, where these are not the shards of the index; see
             `balancer.ledger_groups`. groups_digest: of these, else "".
-        eval_share, capacity_tokens, capacity_patches: how the ids follow from the index.
+        eval_share, capacity_tokens, capacity_patches, capacity_bytes: how the ids follow from the index; bytes are
+            those that the cost model in the run folder gives (0: no limit).
         selector: "step" for `StepSelector`, "mixture" for `MixtureSelector`; any other name cannot be computed again
             from this line.
         parts: of a mixture.
@@ -73,6 +80,12 @@ class RunLine:
     eval_share: float = 0.0
     capacity_tokens: int = 0
     capacity_patches: int = 0
+    capacity_bytes: int = 0
+    base_index: str = ""
+    step_tokens: int = 0
+    tail: str = "pad"
+    lookahead_steps: int = 1
+    lookahead_cost: str = ""
     selector: str = STEP_SELECTOR
     parts: tuple[PartLine, ...] = ()
     format_version: int = LEDGER_FORMAT_VERSION
@@ -81,7 +94,8 @@ class RunLine:
         """What makes `other` another run, one phrase each."""
         parts = _part_differences(self.parts, other.parts) if self.parts and other.parts else []
         # What follows from the parts would only repeat that they differ.
-        return [*parts, *_differences(self, other, {*self.HINTS, "parts", "group_runs", *(_OF_PARTS if parts else ())})]
+        left_out = {*self.HINTS, "parts", "group_runs", "format_version", *(_OF_PARTS if parts else ())}
+        return [*parts, *_differences(self, other, left_out)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataloaders import index_format as form
+from dataloaders.adjustment import Adjustment
 from dataloaders.errors import IndexFormatError
 from dataloaders.index_format import (
     FORMAT_VERSION,
@@ -174,6 +175,10 @@ class CostIndex:
         """Positions of every medium of sample `i`, as `encode_record` takes them."""
         rows = self.item_rows(i)
         return [int(count) for count in self.items["llm_tokens"][rows.start : rows.stop]]
+
+    def adjustment(self, i: int) -> Adjustment | None:
+        """What is done to sample `i` beyond what the scan counted, see `dataloaders.adjusted_index`; None: nothing."""
+        return None
 
     def source_of(self, row: int) -> tuple[int, float, float]:
         """(frames, frames per second, duration in s) of the file of item `row`; (1, 0, 0) for an image."""

@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
 from dataloaders import index_format as form
+from dataloaders.duck_column import DuckColumn
 from dataloaders.errors import IndexFormatError
 from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, foreign
 from dataloaders.index_format import Column, ShardRows
@@ -156,64 +156,26 @@ class IndexConcat(CostIndex):
         return (IndexConcat, (self.parts,))
 
 
-class _Joined(NDArrayOperatorsMixin):
-    """Arrays one behind another that read as one, [sum of lengths]; read-only.
-
-    A row, a slice or a list of rows touches the pieces that hold it. Anything else works on the joined array, which is
-    not kept: operators and NumPy's functions by NumPy's protocols, attributes and methods by delegation.
-    """
-
-    # Not in `__getattr__`: it is asked for by every conversion.
-    ndim = 1
+class _Joined(DuckColumn):
+    """Arrays one behind another that read as one, [sum of lengths]; read-only."""
 
     def __init__(self, pieces: Sequence[Column], dtype: DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
-        self._pieces = [form.read_only(piece, self.dtype) for piece in pieces]
+        self._pieces = [form.read_only(piece, np.dtype(dtype)) for piece in pieces]
         self._starts = _starts([len(piece) for piece in pieces])
-        self._length = self._starts[-1] + len(pieces[-1])
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def shape(self) -> tuple[int]:
-        """(length,)."""
-        return (self._length,)
+        super().__init__(dtype, self._starts[-1] + len(pieces[-1]))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Column:
         if copy is False and len(self._pieces) > 1:
             raise ValueError("the column of a mixture cannot be had without a copy: it lies in several files")
-        return self._whole().astype(dtype or self.dtype, copy=False)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        plain = (np.asarray(value) if isinstance(value, _Joined) else value for value in inputs)
-        return getattr(ufunc, method)(*plain, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also while it is unpickled, when there are no pieces yet
-            raise AttributeError(f"a column has no attribute {name!r}")
-        return getattr(self._whole(), name)
+        return super().__array__(dtype, None)
 
     def __iter__(self) -> Iterator[Any]:
         for piece in self._pieces:
             yield from piece
 
-    def __getitem__(self, rows: Any) -> Any:
-        if isinstance(rows, (int, np.integer)):
-            return self._row(int(rows))
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            return self._slice(*rows.indices(self._length)[:2])
-        wanted = np.asarray(rows) if isinstance(rows, (np.ndarray, list)) else None
-        if wanted is not None and wanted.ndim == 1 and wanted.dtype.kind in "iu":
-            return self._gather(wanted.astype(np.int64))
-        return self._whole()[rows]
-
     def _row(self, row: int) -> Any:
-        at = row + self._length if row < 0 else row
-        if not 0 <= at < self._length:
-            raise IndexError(f"row {row} of a column of {self._length}")
-        number = bisect_right(self._starts, at) - 1
-        return self._pieces[number][at - self._starts[number]]
+        number = bisect_right(self._starts, row) - 1
+        return self._pieces[number][row - self._starts[number]]
 
     def _slice(self, start: int, stop: int) -> Column:
         found = [
@@ -226,18 +188,12 @@ class _Joined(NDArrayOperatorsMixin):
         return form.read_only(np.concatenate([np.zeros(0, self.dtype), *found]), self.dtype)
 
     def _gather(self, rows: NDArray[np.int64]) -> Column:
-        at = np.where(rows < 0, rows + self._length, rows)
-        if len(at) and (int(at.min()) < 0 or int(at.max()) >= self._length):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a column of {self._length}")
-        numbers = np.searchsorted(np.asarray(self._starts, dtype=np.int64), at, side="right") - 1
-        gathered = np.empty(len(at), dtype=self.dtype)
+        numbers = np.searchsorted(np.asarray(self._starts, dtype=np.int64), rows, side="right") - 1
+        gathered = np.empty(len(rows), dtype=self.dtype)
         for number in np.unique(numbers).tolist():
             own = numbers == number
-            gathered[own] = self._pieces[number][at[own] - self._starts[number]]
+            gathered[own] = self._pieces[number][rows[own] - self._starts[number]]
         return gathered
-
-    def _whole(self) -> Column:
-        return self._slice(0, self._length)
 
 
 class _JoinedColumns(Mapping[str, Column]):

@@ -7,6 +7,8 @@ The plan wins (law 6). Media that differ from their header are conformed by the 
 decode are replaced: the sample keeps its shape, with pixels of zero and without labels, and says why in `replaced`.
 A shard that cannot be read raises: a replacement would hide that everything behind it is lost.
 
+A sample that was adjusted to fit (`dataloaders.adjusted_index`) is cut or decoded smaller, as it was counted there.
+
 A sample that cannot even be tried (its loading takes for ever, or ends the process) is `stand_in_sample`: the planned
 shape from the index alone. Price: its tokens are padding and its positions plain, which nothing can learn from.
 """
@@ -18,6 +20,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dataloaders.adjustment import adjusted_estimator, cut_sample
 from dataloaders.chat import IGNORED_LABEL, EncodedSample
 from dataloaders.counts import MediaKind
 from dataloaders.decode import Allocate, Conformed, PixelConfig, PlannedItem, decode_media, new_patches
@@ -108,7 +111,9 @@ def load_sample(
         )
     rows = _item_rows(index, sample_id, record)
     encoder = encoder or ByteEncoder(train_on=train_on)
+    adjustment = index.adjustment(sample_id)
     encoded = encoder.encode(record, index.item_tokens(sample_id))
+    encoded = cut_sample(encoded, None if adjustment is None else adjustment.keep_tokens)
     _check_planned(index, sample_id, record, encoded)
     items = planned_items(index, sample_id, estimator)
     grids = np.array([item.grid for item in items], dtype=np.int64).reshape(-1, 3)
@@ -140,7 +145,7 @@ def load_sample(
             encoded.spans,
             grids,
             merge=estimator.merge,
-            time_steps=_time_steps(index, rows, estimator),
+            time_steps=_time_steps(index, rows, adjusted_estimator(estimator, adjustment)),
         ),
         visual_index=encoded.visual_index,
         patches=patches,
@@ -220,6 +225,7 @@ def _not_loadable(estimator: TokenEstimator, why: str) -> DataError:
 
 def planned_items(index: CostIndex, sample_id: int, estimator: TokenEstimator) -> list[PlannedItem]:
     """The planned shapes of the media of a sample, from the index alone."""
+    estimator = adjusted_estimator(estimator, index.adjustment(sample_id))
     return [_planned_item(index, row, estimator) for row in index.item_rows(sample_id)]
 
 

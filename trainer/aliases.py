@@ -74,7 +74,12 @@ _TABLE = _table(
         "cache_dir",
         "an outdated index is rebuilt by itself; cache_dir says where it lies",
     ),
-    ("truncation_strategy truncation", SWIFT, "oversize", "oversize=error|drop; media and text are never cut"),
+    (
+        "truncation_strategy truncation",
+        SWIFT,
+        "oversize",
+        "truncate_text cuts behind the last medium",
+    ),
     # --- duration
     ("num_train_epochs num_epochs train_epochs epoch", _ALL_HF, "epochs", "same meaning"),
     ("train_iters", MEGATRON, "max_steps", _ITERATIONS),

@@ -26,7 +26,7 @@ from trainer.step import StepRunner
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = (torch.float64, torch.float32)
-POLICY_OF = {"off": "sequential", "on": "lpt"}
+POLICY_OF = {"off": "sequential", "on": "joint"}
 SMALL_GRADIENT_SHARE = 1e-3
 
 

@@ -23,6 +23,7 @@ from balancer.plan import Capacities
 from balancer.plan_sequence import PlanSequence
 from dataloaders.estimators import estimator_from_config
 from dataloaders.scan import scan_source
+from trainer.calibrated import memory_model
 from trainer.check import CheckRow, CheckSubject, check_layout, row_from
 from trainer.check_data import NUM_SAMPLES, CheckSource
 from trainer.comm import communicator, launched_world_size
@@ -62,16 +63,17 @@ def run_check(config: CheckConfig) -> int:
 def build_subject(config: CheckConfig) -> CheckSubject:
     """The samples and the model to check: the user's first step, or the built-in set."""
     model = load_model_source(config.model)
+    memory = memory_model(config, model, Layout(pp_size=config.pp_size))
     selector = None
     if not config.has_data:
         estimator = estimator_from_config(model.processor)
         source = CheckSource(seed=config.seed)
         index = scan_source(source, estimator, train_on=config.train_on, apply_orientation=config.apply_orientation)
-        side = select(config, source, index, estimator)
+        side = select(config, source, index, estimator, memory=memory)
         batch_size = NUM_SAMPLES
     else:
         with progress_bars() as progress:
-            side = training_side(config, model.processor, progress=progress)
+            side = training_side(config, model.processor, memory=memory, progress=progress)
         selector = mixture_selector(side, side.ids, config)
         batch_size = config.global_batch_size
     layout = Layout()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from trainer.cli_parse import parse
 from trainer.config import CheckConfig, ExportConfig, FitConfig, PlanConfig
 from trainer.errors import ConfigError
+from trainer.profile_config import ProfileConfig
 
 USAGE, FAILURE = 2, 1
 
@@ -56,6 +57,10 @@ def _run(config: object) -> int:
             from trainer.export import run_export
 
             return run_export(config)
+        case ProfileConfig():
+            from trainer.profile_command import run_profile
+
+            return run_profile(config)
     raise ConfigError(f"no command takes a {type(config).__name__}")
 
 

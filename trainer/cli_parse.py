@@ -19,24 +19,39 @@ from typing import Any, Literal, cast
 import tyro
 
 from balancer.printable import printable
-from trainer.config import CheckConfig, Config, ExportConfig, FitConfig, PlanConfig, refuse_changed_trajectory
+from trainer.config import (
+    CheckConfig,
+    Config,
+    ExportConfig,
+    FitConfig,
+    PlanConfig,
+)
 from trainer.config_yaml import AnyConfig, flag, from_yaml, option_names, switches, unknown_name
 from trainer.errors import ConfigError
+from trainer.profile_config import ProfileConfig
+from trainer.resume_options import refuse_changed_trajectory
 from trainer.run_folder import RUNS, newest_run, read_config
 
-Kind = Literal["fit", "check", "plan", "export"]
+Kind = Literal["fit", "check", "plan", "profile", "export"]
 
 PROGRAM = "balancer-train"
-CONFIGS: dict[Kind, type[Config]] = {"fit": FitConfig, "check": CheckConfig, "plan": PlanConfig, "export": ExportConfig}
+CONFIGS: dict[Kind, type[Config]] = {
+    "fit": FitConfig,
+    "check": CheckConfig,
+    "plan": PlanConfig,
+    "profile": ProfileConfig,
+    "export": ExportConfig,
+}
 # Of these only one may be set; naming one on the command line drops the other one's value from the YAML file.
 ALTERNATIVES = {"epochs": "max_steps", "max_steps": "epochs", "data": "mixture", "mixture": "data"}
 HELP = ("-h", "--help")
 OVERVIEW = """\
-usage: balancer-train [fit|check|plan|export] [OPTIONS]
+usage: balancer-train [fit|check|plan|profile|export] [OPTIONS]
 
   fit      train a model (the default: bare balancer-train trains a small model on a demo corpus)
   check    prove that a balanced step equals a plain loop, on your model and data
   plan     print what training would do, without training
+  profile  measure a model on this machine and write a cost model for fit and plan
   export   write the model of a run as config.json and safetensors
 
   --config FILE.yaml   options as YAML keys; the command line wins over the file

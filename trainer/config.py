@@ -1,8 +1,8 @@
-"""Options of the four subcommands: frozen dataclasses whose field docstrings are the help texts (tyro reads them).
+"""Options of the five subcommands: frozen dataclasses whose field docstrings are the help texts (tyro reads them).
 
     DataOptions ── PlacementOptions ─┬─ CheckConfig
                                      └─ StepOptions ─┬─ FitConfig
-                                                     └─ PlanConfig        ExportConfig
+                                                     └─ PlanConfig      ExportConfig; trainer.profile_config
 
 Subclasses, not nested configs, so that every option is one flat flag and one flat YAML key. Nothing here imports
 torch, numba or `balancer`: `--help` and a typing error answer at once. Checks that need the data or the world (a
@@ -11,34 +11,44 @@ pp_size that divides it, a sample larger than a micro-batch) are made where thos
 
 import dataclasses
 import math
-import typing
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from trainer.errors import ConfigError
+from trainer.option_checks import (
+    GIB,
+    MAX_INTEGER,
+    MAX_THREADS,
+    STRICT_KEYS,
+    at_least,
+    check_choices,
+    patch_limit,
+    positive,
+    within,
+)
+from trainer.profile_config import ProfileConfig
 
-# Read by pydantic when a config comes from YAML: a key that is no field is an error, not a default.
-_STRICT_KEYS = {"extra": "forbid"}
-
-MAX_INTEGER = 2**53  # sums and products of options stay within 64 bits, and every JSON reader keeps them
-MAX_THREADS = 1024  # with far more of them OpenMP ends the process without a word
 DEFAULT_EPOCHS = 1.0
 DEMO_EPOCHS = 5.0
 
 # The names registered in balancer.policies and balancer.schedule and in balancer.weights; a test keeps them equal.
-Policy = Literal["lpt", "sequential", "length_grouped"]
-ScheduleName = Literal["1f1b", "gpipe"]
+Policy = Literal["joint", "lpt", "sequential", "length_grouped"]
+ScheduleName = Literal["1f1b", "gpipe"]  # those that training executes
+AnyScheduleName = Literal["1f1b", "gpipe", "interleaved1f1b", "nested", "phased", "zb-h1"]
+EncoderPlace = Literal["own", "shared", "spread"]
 LossReduction = Literal["token_mean", "sample_mean", "sqrt"]
 LRSchedule = Literal["cosine", "linear", "constant", "wsd"]
 VideoDecoderName = Literal["auto", "pyav", "decord", "torchcodec"]
 ShuffleName = Literal["full", "block", "none"]
+TailName = Literal["pad", "drop", "repeat"]
+OversizeName = Literal["error", "drop", "shrink", "truncate_text"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Which samples, and how each is read. All of it must stay the same over a run and its resumes."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT_KEYS
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT_KEYS
 
     model: str = "demo"
     """Model to build: a preset (demo: small enough for a CPU; check: tiny) or a folder with our config.json."""
@@ -58,8 +68,12 @@ class DataOptions:
     unfit: Literal["skip", "clamp", "error"] = "skip"
     """Sound media that the processor would fail on (a strip 300 times as long as high, a clip of one frame): treat
     their samples as bad records, train on the nearest size or number of frames that it takes, or stop and list them."""
-    oversize: Literal["error", "drop"] = "error"
-    """Samples larger than one micro-batch: stop and list them all, or leave them out and count them."""
+    oversize: OversizeName = "error"
+    """Samples larger than one micro-batch: stop and list them all; leave them out and count them; shrink their images
+    (fewer pixels) and videos (fewer frames) until they fit; or cut their text behind the last medium."""
+    oversize_rest: Literal["error", "drop"] = "error"
+    """Samples that shrink or truncate_text cannot make fit: stop and list them all, or leave them out and count them.
+    """
     video_decoder: VideoDecoderName = "auto"
     """Library that decodes videos; auto takes the healthiest one that is installed."""
     cache_dir: Path | None = None
@@ -73,9 +87,9 @@ class DataOptions:
     """Seed of the model's initial weights, the held-out share and the sample order (a non-negative integer)."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _at_least(self, 0, "seed", high=2**64 - 1)
-        _positive(self, "remote_cache_gib")
+        check_choices(self)
+        at_least(self, 0, "seed", high=2**64 - 1)
+        positive(self, "remote_cache_gib")
         if not self.model:
             raise ConfigError("model='' is empty. Give a preset (demo, check) or a folder that holds config.json.")
         if self.data is not None and not self.data.strip():
@@ -110,9 +124,13 @@ class PlacementOptions(DataOptions):
     """Largest number of LLM tokens (text and visual) in one micro-batch; a hard limit."""
     capacity_patches: int | None = None
     """Largest number of 14-px vision patches in one micro-batch. None: four per LLM token of capacity_tokens."""
-    policy: Policy = "lpt"
-    """Placement: lpt balances predicted time; sequential keeps the order (balancer off); length_grouped sorts first."""
-    schedule: ScheduleName = "1f1b"
+    capacity_memory_gib: float | None = None
+    """Largest modelled activations, in GiB, that one micro-batch may leave on any one stage of the pipeline; a hard
+    limit beside those of tokens and patches. None: no limit."""
+    policy: Policy = "joint"
+    """Placement: joint balances predicted time by simulating candidates; lpt does so by sums, faster; sequential keeps
+    the order (balancer off); length_grouped sorts first."""
+    schedule: AnyScheduleName = "1f1b"
     """Order of forward and backward in a pipeline."""
     pp_size: int = 1
     """Pipeline ranks of one replica. 1: all on one rank; P > 1: the encoder, then the LLM split over P - 1."""
@@ -123,9 +141,10 @@ class PlacementOptions(DataOptions):
 
     def __post_init__(self) -> None:
         DataOptions.__post_init__(self)
-        _at_least(self, 1, "global_batch_size", "num_microbatches", "min_num_microbatches", "capacity_tokens")
-        _at_least(self, 1, "capacity_patches", "pp_size")
-        _at_least(self, 1, "threads", high=MAX_THREADS)
+        at_least(self, 1, "global_batch_size", "num_microbatches", "min_num_microbatches", "capacity_tokens")
+        at_least(self, 1, "capacity_patches", "pp_size")
+        _check_memory(self.capacity_memory_gib)
+        at_least(self, 1, "threads", high=MAX_THREADS)
         if self.num_microbatches is not None and self.min_num_microbatches > self.num_microbatches:
             raise ConfigError(
                 f"min_num_microbatches={self.min_num_microbatches} is above num_microbatches={self.num_microbatches}. "
@@ -134,8 +153,13 @@ class PlacementOptions(DataOptions):
 
     @property
     def patch_limit(self) -> int:
-        """Patches per micro-batch: as given, or what a micro-batch full of 2x2-merged visual tokens holds."""
-        return 4 * self.capacity_tokens if self.capacity_patches is None else self.capacity_patches
+        """Patches per micro-batch."""
+        return patch_limit(self.capacity_tokens, self.capacity_patches)
+
+    @property
+    def activation_bytes(self) -> int | None:
+        """`capacity_memory_gib` in bytes."""
+        return None if self.capacity_memory_gib is None else int(self.capacity_memory_gib * GIB)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +170,15 @@ class StepOptions(PlacementOptions):
     """Shards for validation, written like --data. None: hold out eval_share of the samples instead."""
     eval_share: float = 0.1
     """Share of the samples held out for validation, drawn by seed (0 to below 1); not used with eval_data."""
+    step_tokens: int | None = None
+    """LLM tokens of one optimizer step, over all ranks, instead of global_batch_size: every epoch has the same number
+    of steps, and each gets the same share of its tokens, give or take a sample."""
+    tail: TailName = "pad"
+    """Last step of an epoch where the samples do not fill it: leave it short (pad), leave its samples out of this epoch
+    (drop), or fill it with the first samples of the epoch (repeat). Counts are shown at launch and in the summary."""
+    lookahead_steps: int = 1
+    """Neighbouring steps that exchange samples so that each costs the same. Changes which samples meet in a step; 1
+    leaves every step as it was drawn."""
     shuffle: ShuffleName = "full"
     """Order of an epoch: full permutes all samples; block permutes shards and mixes a window of them at a time, so that
     a step reads few of them (object stores); none keeps the order of the data."""
@@ -155,17 +188,36 @@ class StepOptions(PlacementOptions):
     """Passes over the training samples; fractions allowed. Neither epochs nor max_steps: 1 epoch (demo corpus: 5)."""
     max_steps: int | None = None
     """Optimizer steps of the whole run, over as many epochs as needed. Give epochs or max_steps, not both."""
+    cost_model: Path | None = None
+    """Cost model to plan with: a file that profile wrote. None: FLOPs in closed form, whose ratios alone count."""
 
     def __post_init__(self) -> None:
         PlacementOptions.__post_init__(self)
-        _within(self, 0.0, 1.0, "eval_share", below_high=True)
-        _at_least(self, 1, "max_steps", "shuffle_block_shards")
+        within(self, 0.0, 1.0, "eval_share", below_high=True)
+        at_least(self, 1, "max_steps", "shuffle_block_shards", "step_tokens", "lookahead_steps")
+        self._check_selection()
         if self.epochs is not None and self.max_steps is not None:
             raise ConfigError(
                 f"epochs={self.epochs:g} and max_steps={self.max_steps} are both given. Give the one that shall decide."
             )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise ConfigError(f"epochs={self.epochs:g}: a number above 0 is needed, such as 1 or 0.5.")
+
+    def _check_selection(self) -> None:
+        if self.step_tokens is not None and self.tail != "pad":
+            raise ConfigError(
+                f"step_tokens={self.step_tokens} and tail={self.tail!r} do not go together: with a token budget every "
+                f"step of an epoch gets the same share, so there is no short last step. Leave tail out."
+            )
+        given = {"step_tokens": None, "tail": "pad", "lookahead_steps": 1}
+        changed = [
+            f"{name}={getattr(self, name)!r}" for name, default in given.items() if getattr(self, name) != default
+        ]
+        if self.mixture is not None and changed:
+            raise ConfigError(
+                f"{', '.join(changed)}: not with a mixture, which draws a fixed number of samples for every step by "
+                f"its weights. Leave it out, and set global_batch_size."
+            )
 
     def num_steps(self, steps_per_epoch: int) -> int:
         """Steps of the run, known before step 1: max_steps, or the epochs rounded up to a whole step."""
@@ -179,6 +231,8 @@ class StepOptions(PlacementOptions):
 class FitConfig(StepOptions):
     """Train a model on tars, JSON lines, Parquet, a saved dataset or a mixture, one plan per optimizer step."""
 
+    schedule: ScheduleName = "1f1b"
+    """Order of forward and backward in a pipeline. Others can be planned: balancer-train plan."""
     output: Path | None = None
     """Run folder, made anew. None: the next free runs/NAME-NNN."""
     resume: bool = False
@@ -227,12 +281,12 @@ class FitConfig(StepOptions):
 
     def __post_init__(self) -> None:
         StepOptions.__post_init__(self)
-        _at_least(self, 0, "warmup_steps", "max_replaced", "max_replaced_consecutive", "max_skipped_consecutive")
-        _at_least(self, 0, "num_workers", "compare_steps")
-        _at_least(self, 1, "eval_interval_steps", "checkpoint_interval_steps", "keep_last", "log_interval")
-        _positive(self, "lr", "eps", "clip_norm", "sample_timeout_s")
-        _within(self, 0.0, math.inf, "weight_decay", below_high=True)
-        _within(self, 0.0, 1.0, "min_lr_ratio")
+        at_least(self, 0, "warmup_steps", "max_replaced", "max_replaced_consecutive", "max_skipped_consecutive")
+        at_least(self, 0, "num_workers", "compare_steps")
+        at_least(self, 1, "eval_interval_steps", "checkpoint_interval_steps", "keep_last", "log_interval")
+        positive(self, "lr", "eps", "clip_norm", "sample_timeout_s")
+        within(self, 0.0, math.inf, "weight_decay", below_high=True)
+        within(self, 0.0, 1.0, "min_lr_ratio")
         if not 0.0 < self.wsd_decay_share <= 1.0:
             raise ConfigError(f"wsd_decay_share={self.wsd_decay_share:g}: a share above 0 and at most 1 is needed.")
         for beta in self.betas:
@@ -248,6 +302,8 @@ class CheckConfig(PlacementOptions):
     """Model to build: a preset (check: tiny; demo) or a folder with our config.json."""
     global_batch_size: int = 8
     """Samples of the one step that is compared."""
+    schedule: ScheduleName = "1f1b"
+    """Order of forward and backward in a pipeline."""
     self_test: bool = False
     """Plant six known bugs, one after the other; each must make the check fail."""
     json_output: Path | None = None
@@ -260,6 +316,11 @@ class PlanConfig(StepOptions):
 
     dp_size: int = 1
     """Replicas to plan for; the command itself always runs in one process."""
+    encoder: EncoderPlace = "own"
+    """Pipeline ranks of the encoder: the first one alone, as in training (own); the first one beside LLM layers
+    (shared); or all of them, each with whole micro-batches (spread: schedules phased and nested)."""
+    num_chunks: int = 1
+    """Pieces of the LLM on each pipeline rank; above 1 for schedule interleaved1f1b."""
     show_sample: int | None = None
     """Print this sample (its number in the index, from 0) with its labels instead of the statistics."""
     plan_steps: int | None = None
@@ -267,15 +328,15 @@ class PlanConfig(StepOptions):
 
     def __post_init__(self) -> None:
         StepOptions.__post_init__(self)
-        _at_least(self, 1, "dp_size", "plan_steps")
-        _at_least(self, 0, "show_sample")
+        at_least(self, 1, "dp_size", "plan_steps", "num_chunks")
+        at_least(self, 0, "show_sample")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig:
     """Write the model of a run as one folder: config.json and safetensors."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT_KEYS
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT_KEYS
 
     run: Path
     """Run folder whose newest complete checkpoint is exported."""
@@ -283,94 +344,11 @@ class ExportConfig:
     """Folder to write; must not exist or be empty."""
 
 
-Config = FitConfig | CheckConfig | PlanConfig | ExportConfig
-
-# The options a resumed run may change: they move neither the samples of a step nor the meaning of a stored weight.
-# Any other change is refused, because a step number would then stand for other samples than before.
-# A mixture is named anew to change its weights; that its data are the same is checked by the ledger.
-CHANGEABLE_ON_RESUME = frozenset(
-    [
-        "mixture",
-        "output",
-        "resume",
-        "cache_dir",
-        "remote_cache",
-        "remote_cache_gib",
-        "threads",
-        "num_workers",
-        "keep_last",
-        "checkpoint_interval_steps",
-        "eval_interval_steps",
-        "log_interval",
-        "compare_steps",
-        "pp_size",
-        "policy",
-        "schedule",
-        "num_microbatches",
-        "min_num_microbatches",
-        "max_replaced",
-        "max_replaced_consecutive",
-        "max_skipped_consecutive",
-        "sample_timeout_s",
-        "video_decoder",
-        "epochs",
-        "max_steps",
-        "lr",
-        "min_lr_ratio",
-        "lr_schedule",
-        "warmup_steps",
-        "wsd_decay_share",
-        "weight_decay",
-        "betas",
-        "eps",
-        "clip_norm",
-        "dtype",
-    ]
-)
+Config = FitConfig | CheckConfig | PlanConfig | ExportConfig | ProfileConfig
 
 
-def refuse_changed_trajectory(before: FitConfig, now: FitConfig) -> None:
-    """Raise ConfigError when a resume asks for other samples, another order or another model than the run had."""
-    changed = [
-        f"{field.name} was {getattr(before, field.name)!r} and is now {getattr(now, field.name)!r}"
-        for field in dataclasses.fields(now)
-        if field.name not in CHANGEABLE_ON_RESUME and getattr(before, field.name) != getattr(now, field.name)
-    ]
-    if changed:
+def _check_memory(limit_gib: float | None) -> None:
+    if limit_gib is not None and not 1 <= limit_gib * GIB <= MAX_INTEGER:
         raise ConfigError(
-            f"a resumed run keeps its samples and model, but {'; '.join(changed)}. Leave these options out, or start a "
-            f"new run with another --output."
+            f"capacity_memory_gib={limit_gib:g}: a number of GiB above 0 is needed, at most {MAX_INTEGER // GIB}."
         )
-
-
-def _check_choices(config: object) -> None:
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        hint, value = hints[field.name], getattr(config, field.name)
-        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-            allowed = ", ".join(typing.get_args(hint))
-            raise ConfigError(f"{field.name}={value!r} is not one of: {allowed}.")
-
-
-def _at_least(config: object, low: int, *names: str, high: int = MAX_INTEGER) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < low:
-            raise ConfigError(f"{name}={value}: a whole number of at least {low} is needed.")
-        if value is not None and value > high:
-            raise ConfigError(f"{name}={value}: a whole number of at most {high} is needed.")
-
-
-def _positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name}={value:g}: a finite number above 0 is needed.")
-
-
-def _within(config: object, low: float, high: float, *names: str, below_high: bool = False) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not (low <= value < high if below_high else low <= value <= high):
-            until = "below" if below_high else "to"
-            raise ConfigError(f"{name}={value:g}: a number from {low:g} {until} {high:g} is needed.")

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from balancer.cost_model import CostModel
+from balancer.oversize import OversizeReport, fit_oversize
 from balancer.plan import Capacities
 from balancer.plan_loader import SampleReader
 from balancer.select import Dropped, eligible_ids, split_held_out
 from dataloaders.cache_folder import cache_folder, make_usable, members_folder
 from dataloaders.demo import build_demo_corpus
+from dataloaders.encoder import ByteEncoder
 from dataloaders.errors import DataError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
 from dataloaders.index import BadSample, CostIndex
@@ -37,11 +40,11 @@ from dataloaders.storage import Storage, StorageOptions
 from dataloaders.tar_source import TarSource
 from trainer.config import DataOptions, PlacementOptions, StepOptions
 from trainer.errors import ConfigError
+from trainer.option_checks import GIB
 
 Progress = Callable[[str, int, int], None]
 
 MAX_LISTED = 20
-GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class DataSide:
         ids: int64 [n], eligible samples in index order.
         dropped: samples left out by the oversize policy.
         bad: samples left out by the scan (unusable record or media).
+        oversize: what became of samples larger than a micro-batch that were shrunk or cut.
         mixture: what the mixture asks for; None: one set of samples. Then `source` is a `MixtureSource`, `index` an
             `IndexConcat`.
     """
@@ -63,15 +67,27 @@ class DataSide:
     ids: np.ndarray
     dropped: tuple[Dropped, ...]
     bad: tuple[BadSample, ...]
+    oversize: OversizeReport | None = None
     mixture: MixtureSpec | None = None
 
 
+def capacities_of(options: PlacementOptions) -> Capacities:
+    """Hard limits of one micro-batch."""
+    return Capacities(
+        tokens=options.capacity_tokens, patches=options.patch_limit, activation_bytes=options.activation_bytes
+    )
+
+
 def training_side(
-    options: PlacementOptions, processor: Mapping[str, Any], *, progress: Progress | None = None
+    options: PlacementOptions,
+    processor: Mapping[str, Any],
+    *,
+    memory: CostModel | None = None,
+    progress: Progress | None = None,
 ) -> DataSide:
-    """What is trained on: the mixture or the data that were named, or the demo corpus. Raises as `prepare`."""
+    """What is trained on: the mixture or the data that were named, or the demo corpus. As `prepare`."""
     if options.mixture is None:
-        return prepare(options, options.data, processor, progress=progress)
+        return prepare(options, options.data, processor, memory=memory, progress=progress)
     spec = read_mixture(options.mixture)
     cache = usable_cache(options)
     estimator = check_loadable(estimator_from_config(processor))
@@ -81,16 +97,22 @@ def training_side(
             name: _indexed(options, part, estimator, cache, _named(progress, f"index of {name}"))
             for name, part in source.parts.items()
         }
-    return replace(select(options, source, IndexConcat(parts), estimator), mixture=spec)
+    return replace(select(options, source, IndexConcat(parts), estimator, memory=memory), mixture=spec)
 
 
 def prepare(
-    options: PlacementOptions, data: str | None, processor: Mapping[str, Any], *, progress: Progress | None = None
+    options: PlacementOptions,
+    data: str | None,
+    processor: Mapping[str, Any],
+    *,
+    memory: CostModel | None = None,
+    progress: Progress | None = None,
 ) -> DataSide:
     """Open `data` (None: the demo corpus), index it or find its index, and apply the policies for unusable samples.
 
     Args:
         processor: config mapping of the token rule.
+        memory: models the bytes of samples under `capacity_memory_gib`, see `trainer.calibrated.memory_model`.
 
     Raises:
         DataError: bad records under `bad_records=error`, listing them; a missing or broken shard; a model whose samples
@@ -108,7 +130,7 @@ def prepare(
                 data, media_root=options.media_root, storage=remote_storage(options), members=members_folder(cache)
             )
         index = _indexed(options, source, estimator, cache, _named(progress, "index"))
-    return select(options, source, index, estimator)
+    return select(options, source, index, estimator, memory=memory)
 
 
 def _indexed(
@@ -131,7 +153,14 @@ def _indexed(
     )
 
 
-def select(options: PlacementOptions, source: SampleSource, index: CostIndex, estimator: TokenEstimator) -> DataSide:
+def select(
+    options: PlacementOptions,
+    source: SampleSource,
+    index: CostIndex,
+    estimator: TokenEstimator,
+    *,
+    memory: CostModel | None = None,
+) -> DataSide:
     """Apply the policies for unusable and for oversize samples to an index."""
     check_loadable(estimator, index)
     if index.bad and options.bad_records == "error":
@@ -145,14 +174,30 @@ def select(options: PlacementOptions, source: SampleSource, index: CostIndex, es
         raise DataError(
             "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more, f"{remedy}."])
         )
-    capacities = Capacities(tokens=options.capacity_tokens, patches=options.patch_limit)
-    eligibility = eligible_ids(index, capacities, options.oversize)
+    capacities = capacities_of(options)
+    fitted = fit_oversize(
+        index,
+        capacities,
+        options.oversize,
+        source=source,
+        estimator=estimator,
+        encoder=ByteEncoder(train_on=options.train_on),
+    )
+    index, adjusts = fitted.index, options.oversize in ("shrink", "truncate_text")
+    eligibility = eligible_ids(
+        index,
+        capacities,
+        options.oversize_rest if adjusts else options.oversize,
+        why=fitted.why,
+        cost_model=memory,
+    )
     if not len(eligibility.ids):
         raise DataError(
             f"no sample is left of {len(index)}: {len(index.bad)} unusable, {eligibility.num_oversize} above the "
-            f"capacity of {capacities.tokens} tokens or {capacities.patches} patches. The first one: "
-            f"{source.place(0)}: {eligibility.dropped[0].reason}",
-            remedy="Raise --capacity-tokens and --capacity-patches, or repair the samples.",
+            f"capacity of a micro-batch ({_limits(capacities)}). The first one: {source.place(0)}: "
+            f"{eligibility.dropped[0].reason}",
+            remedy="Raise the capacity that it exceeds (--capacity-tokens, --capacity-patches, --capacity-memory-gib), "
+            "or repair the samples.",
         )
     return DataSide(
         source=source,
@@ -161,7 +206,12 @@ def select(options: PlacementOptions, source: SampleSource, index: CostIndex, es
         ids=eligibility.ids,
         dropped=eligibility.dropped,
         bad=tuple(index.bad),
+        oversize=fitted.report,
     )
+
+
+def _limits(capacities: Capacities) -> str:
+    return ", ".join(f"{limit} {name.replace('_', ' ')}" for name, limit in capacities.limits())
 
 
 def split(side: DataSide, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -239,6 +289,8 @@ def notes(side: DataSide) -> list[str]:
     said = []
     for name, part in _named_parts(side.source):
         said += [f"{name}{line}" for line in (part.report.lines() if isinstance(part, TarSource) else [])]
+    if side.oversize is not None and side.oversize.text():
+        said.append(side.oversize.text())
     unlabelled = int((side.index.samples["label_tokens"][side.ids] == 0).sum())
     if unlabelled:
         said.append(f"{unlabelled} of {len(side.ids)} samples have no label token: they cost time and teach nothing")

@@ -11,10 +11,13 @@ import torch
 from rich.console import Console
 
 from balancer.errors import BalancerError, LedgerError
+from balancer.layout import Layout
 from balancer.ledger import refuse_other_run
 from balancer.ledger_lines import RunLine
+from balancer.run_evidence import RunEvidence
 from balancer.select import Selector
-from packing import warm_up
+from balancer.warm_up import warm_up
+from trainer.calibrated import memory_model
 from trainer.checkpoint import latest_complete, read_meta
 from trainer.comm import Comm, communicator
 from trainer.config import FitConfig
@@ -23,7 +26,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.export import load_trained
 from trainer.loop import Trainer
 from trainer.mixture import mixture_selector
-from trainer.model_source import load_model_source
+from trainer.model_source import load_model_source, lookahead_cost_for
 from trainer.progress import progress_bars
 from trainer.run_folder import RUNS, RunFolder, RunLock, next_free
 from trainer.run_log import RunLog, run_line
@@ -49,18 +52,25 @@ def run_fit(config: FitConfig) -> int:
         console.print(DEMO_NOTICE, markup=False)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    memory = memory_model(config, model, Layout(pp_size=config.pp_size))
     with progress_bars() as progress:
-        side = training_side(config, model.processor, progress=progress)
+        side = training_side(config, model.processor, memory=memory, progress=progress)
         eval_side = side
         if config.eval_data is not None:
-            eval_side = prepare(config, config.eval_data, model.processor, progress=progress)
+            eval_side = prepare(config, config.eval_data, model.processor, memory=memory, progress=progress)
     train_ids, held_out = split(side, share=0.0 if config.eval_data else config.eval_share, seed=config.seed)
     if config.eval_data is not None:
         held_out = eval_side.ids
+    evidence = RunEvidence(
+        index=side.index,
+        lookahead_cost=lookahead_cost_for(model.config) if config.lookahead_steps > 1 else None,
+        memory_cost=memory,
+    )
     with communicator(pp_size=config.pp_size) as comm, RunLock() as lock:
         _warm_up(comm, console)
         run = RunFolder(_choose_run(config, comm))
-        line = cache(lambda: run_line(config, side, train_ids))  # rank 0 alone needs it, and passes over all ids
+        # Rank 0 alone needs it, and it passes over all ids.
+        line = cache(lambda: run_line(config, side, train_ids, evidence))
         newest = _newest_checkpoint(run, line, comm, lock) if config.resume else None
         trainer = Trainer(
             config,
@@ -80,7 +90,7 @@ def run_fit(config: FitConfig) -> int:
             if trainer.finished_steps == trainer.num_steps:
                 console.print(COMPLETE_NOTICE.format(run=run.path, steps=trainer.num_steps), markup=False)
                 return 0
-        _on_main(comm, lambda: _open_log(trainer, run, line(), side, lock))
+        _on_main(comm, lambda: _open_log(trainer, run, line(), side, lock, evidence=evidence))
         result = trainer.fit()
         seen = None if config.has_data else measure_seen(trainer, eval_side, held_out)
     if not comm.is_main:
@@ -97,6 +107,8 @@ def run_fit(config: FitConfig) -> int:
         shown=shown,
         left_out=side.dropped,
         eval_left_out=() if eval_side is side else eval_side.dropped,
+        tail=trainer.plans.epoch_tail,
+        oversize=side.oversize,
     )
     run.write_summary(summary.to_dict())
     summary.print(console)
@@ -149,7 +161,9 @@ def _selector(config: FitConfig, side: DataSide, train_ids: np.ndarray, newest: 
     return mixture_selector(side, train_ids, config, progress=meta["progress"], at_step=meta["step"])
 
 
-def _open_log(trainer: Trainer, run: RunFolder, line: RunLine, side: DataSide, lock: RunLock) -> None:
+def _open_log(
+    trainer: Trainer, run: RunFolder, line: RunLine, side: DataSide, lock: RunLock, *, evidence: RunEvidence
+) -> None:
     """Make the run folder, or cut it back to the checkpoint, and open its files.
 
     Comes after the trainer is built, so that options which cannot work leave no folder behind.
@@ -159,6 +173,7 @@ def _open_log(trainer: Trainer, run: RunFolder, line: RunLine, side: DataSide, l
     else:
         folder = RunFolder.create(run.path, trainer.config)
         lock.take(run.path)
+    evidence.write(folder.path)
     trainer.log = RunLog(
         folder,
         line,

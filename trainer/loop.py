@@ -12,28 +12,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from balancer.errors import BalancerError, PlanError
+from balancer.fixed_microbatches import check_steps_fit
 from balancer.mixture_report import MixtureReport
-from balancer.plan import Capacities
 from balancer.plan_loader import PlanLoader, SampleReader, StepBatches
 from balancer.plan_sequence import PlanSequence
 from balancer.records import StepRecord
 from balancer.select import Selector
+from trainer.calibrated import RangeWatch, chosen_cost_model
 from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.comm import Comm
 from trainer.compare import OFF, Comparison, compare, measured
 from trainer.config import FitConfig
-from trainer.data import DataSide, read_groups, sample_reader
+from trainer.data import DataSide, capacities_of, read_groups, sample_reader
 from trainer.errors import ConfigError, NumericsError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.launcher import Launcher
 from trainer.lr_schedule import learning_rate, resolve_warmup
 from trainer.mixture import last_step, report_of, to_progress
-from trainer.model_source import ModelSource
+from trainer.model_source import ModelSource, lookahead_cost_for
 from trainer.optim import build_optimizer, clip_factor, squared_norm
 from trainer.pieces import ModelPieces
 from trainer.run_log import REACHED_KEY, RunLog
@@ -111,8 +114,11 @@ class Trainer:
             device=comm.device,
             autocast=config.dtype == "bf16" and comm.device.type == "cuda",
         )
+        self._cost_model, fitted = chosen_cost_model(config.cost_model, model, comm.layout)
+        self._ranges = RangeWatch(fitted, report)
         self.runner = StepRunner(self.pieces, comm, schedule=config.schedule)
         self.optimizer = build_optimizer(dict(self.pieces.named_parameters()), config)
+        self._selection_cost = lookahead_cost_for(model.config)
         self.reader, self.plans = self.planned(side, train_ids, shuffle=True)
         self.eval_reader, self.eval_plans = None, None
         if len(held_out_ids):
@@ -136,8 +142,8 @@ class Trainer:
             ids=ids,
             global_batch_size=config.global_batch_size,
             layout=self.comm.layout,
-            cost_model=self.pieces.cost_model,
-            capacities=Capacities(tokens=config.capacity_tokens, patches=config.patch_limit),
+            cost_model=self._cost_model,
+            capacities=capacities_of(config),
             schedule=config.schedule,
             policy=config.policy,
             num_microbatches=config.num_microbatches if shuffle else None,
@@ -147,16 +153,27 @@ class Trainer:
             block_shards=config.shuffle_block_shards,
             groups=read_groups(side, config) if shuffle and selector is None else None,  # a selector has its own
             selector=selector,
+            step_tokens=config.step_tokens if shuffle else None,
+            tail=config.tail if shuffle else "pad",
+            lookahead_steps=config.lookahead_steps if shuffle else 1,
+            selection_cost=self._selection_cost,
+            dropped=side.dropped if shuffle else (),
         )
         return reader, plans
 
     def _check_fixed_microbatches(self) -> None:
-        """Plan every step now, so that a number of micro-batches that does not fit is an error before step 1.
+        """A number of micro-batches that does not fit some step is an error before step 1, on every rank.
 
-        Price: the planning time of the whole run at launch, a few ms per step.
+        Price: see `balancer.fixed_microbatches`; ranks share the steps and tell each other what they found.
         """
-        for step in range(self.num_steps):
-            self.plans.plan(step)
+        found = ""
+        try:
+            check_steps_fit(self.plans, range(self.comm.rank, self.num_steps, self.comm.world_size))
+        except BalancerError as error:
+            found = str(error)
+        errors = [text for text in self.comm.gather(found) if text]
+        if errors:
+            raise PlanError(errors[0])
 
     def fit(self) -> FitResult:
         """Train from the last finished step to the end; the same result object on every rank."""
@@ -179,6 +196,7 @@ class Trainer:
         for batches in loader:
             self._launcher.check()
             lr = self._learning_rate(batches.plan.step)
+            self._ranges.look(batches.plan, partial(self.plans.counts, batches.plan.step))
             if self.log is not None:
                 self.log.before(batches.plan)
             result, norm = self._update(batches, lr)

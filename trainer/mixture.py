@@ -20,6 +20,7 @@ from balancer.mixture_report import MixtureReport, mixture_report
 from balancer.mixture_weights import MixtureWeights, weights_of
 from balancer.plan_sequence import PlanSequence
 from balancer.shuffle import DEFAULT_BLOCK_SHARDS, Shuffle
+from dataloaders.adjusted_index import AdjustedIndex
 from dataloaders.index_concat import IndexConcat
 from dataloaders.mixture_source import MixtureSource
 from trainer.config import PlacementOptions, StepOptions
@@ -86,6 +87,7 @@ def to_progress(plans: PlanSequence) -> dict[str, Any]:
 def part_lines(side: DataSide, train_ids: np.ndarray) -> tuple[PartLine, ...]:
     """The parts of a mixture for the ledger; none where there is no mixture."""
     source, index, mixture = side.source, side.index, side.mixture
+    index = index.base if isinstance(index, AdjustedIndex) else index  # the ledger names the parts as they were scanned
     if mixture is None or not isinstance(source, MixtureSource) or not isinstance(index, IndexConcat):
         return ()
     data = {part.name: " ".join(part.data) for part in mixture.parts}

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from balancer.batch import MicroBatch
-from balancer.cost_model import CostModel
 from balancer.layout import Layout
 from balancer.plan import StepPlan
 from trainer.errors import CheckpointError
@@ -22,7 +21,7 @@ from trainer.executor import LOSS, Edge, Piece
 from trainer.loss import head_cross_entropy_sum, token_nll
 from trainer.model import build_pieces
 from trainer.model.vlm import LLM, VISUAL
-from trainer.model_source import ModelSource, cost_model_for
+from trainer.model_source import ModelSource
 
 TOKEN_NLL = "token_nll"
 VISUAL_EDGE, HIDDEN_EDGE = "visual", "hidden"
@@ -65,11 +64,6 @@ class ModelPieces:
             load_weights(modules, source)
         return cls(source, modules, layout=layout, pp_rank=pp_rank, autocast=autocast)
 
-    @property
-    def cost_model(self) -> CostModel:
-        """Cost of all stages of the layout, those of other ranks included."""
-        return cost_model_for(self.source.config, self._layout)
-
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters in the order of `named_parameters`."""
         return (parameter for _, parameter in self.named_parameters())
@@ -92,13 +86,16 @@ class ModelPieces:
 
     def edges(self, plan: StepPlan, dp_rank: int) -> list[Edge]:
         """Edges of a step on one replica, with the sizes its plan gives them."""
+        return self.edges_of(plan.visual_tokens[dp_rank].tolist(), plan.llm_tokens[dp_rank].tolist())
+
+    def edges_of(self, visual_rows: Sequence[int], token_rows: Sequence[int]) -> list[Edge]:
+        """Edges for micro-batches with these visual and LLM tokens, [M] each."""
         width, dtype = self.source.config.llm.dim, torch.bfloat16 if self._autocast else self.dtype
 
         def edge(name: str, source: int, rows: Sequence[int]) -> Edge:
             return Edge(name=name, source=source, target=source + 1, rows=rows, width=width, dtype=dtype)
 
-        visual_rows, token_rows = plan.visual_tokens[dp_rank].tolist(), plan.llm_tokens[dp_rank].tolist()
-        hidden = [edge(HIDDEN_EDGE, stage, token_rows) for stage in range(1, plan.num_stages - 1)]
+        hidden = [edge(HIDDEN_EDGE, stage, token_rows) for stage in range(1, self._layout.num_stages - 1)]
         return [edge(VISUAL_EDGE, 0, visual_rows), *hidden]
 
     def _encode(self, batch: MicroBatch, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

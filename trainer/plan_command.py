@@ -1,23 +1,28 @@
 """`balancer-train plan`: what training would do, without training, without a process group, without a pixel."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from balancer.layout import Layout
-from balancer.plan import Capacities, StepPlan
+from balancer.cost_model import CostModel
+from balancer.fit_report import Fit
+from balancer.layout import Layout, ParallelSpec
+from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from balancer.printable import printable
+from dataloaders.adjustment import cut_sample
 from dataloaders.chat import encode_record
 from dataloaders.tokenizer import ByteTokenizer, Special
+from trainer.calibrated import RangeWatch, chosen_cost_model, memory_model
 from trainer.config import PlanConfig
-from trainer.data import MAX_LISTED, DataSide, notes, prepare, read_groups, split, training_side
+from trainer.data import MAX_LISTED, DataSide, capacities_of, notes, prepare, read_groups, split, training_side
 from trainer.errors import ConfigError
 from trainer.mixture import last_step, mixture_selector, report_of
-from trainer.model_source import cost_model_for, load_model_source
+from trainer.model_source import ModelSource, cost_model_for, load_model_source, lookahead_cost_for
 from trainer.progress import progress_bars
 
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
@@ -27,38 +32,71 @@ def run_plan(config: PlanConfig) -> int:
     """Print the statistics of the plans, or one sample with its labels."""
     console = Console()
     model = load_model_source(config.model)
+    memory = memory_model(config, model, Layout(pp_size=config.pp_size))
     with progress_bars() as progress:
-        side = training_side(config, model.processor, progress=progress)
+        side = training_side(config, model.processor, memory=memory, progress=progress)
         if config.eval_data is not None:  # so that what would stop the training stops here
-            prepare(config, config.eval_data, model.processor, progress=progress)
+            prepare(config, config.eval_data, model.processor, memory=memory, progress=progress)
     if config.show_sample is not None:
         return _show_sample(config, side, console)
     train_ids, held_out = split(side, share=0.0 if config.eval_data else config.eval_share, seed=config.seed)
     layout = Layout(dp_size=config.dp_size, pp_size=config.pp_size)
+    spec = ParallelSpec.pipeline(
+        dp_size=config.dp_size,
+        pp_size=config.pp_size,
+        encoder=config.encoder,
+        num_chunks=config.num_chunks,
+        num_microbatches=config.num_microbatches,
+        min_num_microbatches=config.min_num_microbatches,
+    )
+    cost_model, fitted = _cost_model(config, model, layout, spec)
     plans = PlanSequence(
         index=side.index,
         ids=train_ids,
         global_batch_size=config.global_batch_size,
         layout=layout,
-        cost_model=cost_model_for(model.config, layout),
-        capacities=Capacities(tokens=config.capacity_tokens, patches=config.patch_limit),
+        cost_model=cost_model,
+        capacities=capacities_of(config),
         schedule=config.schedule,
         policy=config.policy,
-        num_microbatches=config.num_microbatches,
-        min_num_microbatches=config.min_num_microbatches,
+        parallel=spec,
         seed=config.seed,
         shuffle=config.shuffle,
         block_shards=config.shuffle_block_shards,
         groups=read_groups(side, config),
         selector=mixture_selector(side, train_ids, config),
+        step_tokens=config.step_tokens,
+        tail=config.tail,
+        lookahead_steps=config.lookahead_steps,
+        selection_cost=lookahead_cost_for(model.config),
+        dropped=side.dropped,
     )
     num_steps = last_step(plans, config.num_steps(plans.steps_per_epoch))
     count = min(config.plan_steps or num_steps, num_steps, plans.steps_per_epoch)
     _print_data(side, train_ids, held_out, console)
     _print_mixture(plans, num_steps, console)
+    for note in plans.selection_notes():
+        console.print(f"note: {note}", markup=False)
     made = [plans.plan(step) for step in range(count)]
+    ranges = RangeWatch(fitted, lambda text: console.print(f"note: {text}", markup=False))
+    for plan in made:
+        ranges.look(plan, partial(plans.counts, plan.step))
     _print_plans(config, plans, made, num_steps, console)
     return 0
+
+
+def _cost_model(
+    config: PlanConfig, model: ModelSource, layout: Layout, spec: ParallelSpec
+) -> tuple[CostModel, Fit | None]:
+    """What the stages cost: as in training, or in closed form where training has no such stages."""
+    if spec.stage_ranks == tuple(layout.stage_ranks()):
+        return chosen_cost_model(config.cost_model, model, layout)
+    if config.cost_model is not None:
+        raise ConfigError(
+            f"--cost-model {config.cost_model} was measured on stages of another layout than encoder={config.encoder}, "
+            f"num_chunks={config.num_chunks}. Leave it out: the closed form covers every layout."
+        )
+    return cost_model_for(model.config, spec), None
 
 
 def _print_data(side: DataSide, train_ids: np.ndarray, held_out: np.ndarray, console: Console) -> None:
@@ -92,9 +130,10 @@ def _print_plans(
     config: PlanConfig, plans: PlanSequence, made: list[StepPlan], num_steps: int, console: Console
 ) -> None:
     console.print(
-        f"{num_steps} steps of {config.global_batch_size} samples ({plans.steps_per_epoch} per epoch), "
+        f"{num_steps} steps of {_step_size(config)} ({plans.steps_per_epoch} per epoch), "
         f"{plans.layout.dp_size} replicas x {plans.layout.pp_size} pipeline ranks, policy {config.policy}; "
-        f"{len(made)} of them planned below. Times are predicted; only their ratios mean something."
+        f"{len(made)} of them planned below. Times are predicted"
+        f"{'.' if plans.cost_model.absolute else '; only their ratios mean something.'}"
     )
     table = Table(title="per step")
     for column in ("", "p50", "worst"):
@@ -114,6 +153,12 @@ def _print_plans(
     console.print(table)
     worst = max(made, key=lambda plan: plan.makespan_ns)
     console.print(f"slowest step: {worst.step + 1}; its largest sample is {_largest(plans, worst)}")
+
+
+def _step_size(config: PlanConfig) -> str:
+    if config.step_tokens is not None:
+        return f"about {config.step_tokens} tokens"
+    return f"{config.global_batch_size} samples"
 
 
 def _largest(plans: PlanSequence, plan: StepPlan) -> str:
@@ -137,6 +182,8 @@ def _show_sample(config: PlanConfig, side: DataSide, console: Console) -> int:
     record = side.source.record(sample_id)
     items = side.index.items
     encoded = encode_record(record, side.index.item_tokens(sample_id), train_on=config.train_on)
+    adjustment = side.index.adjustment(sample_id)
+    encoded = cut_sample(encoded, None if adjustment is None else adjustment.keep_tokens)
     console.print(printable(f"sample {sample_id}, {record.place}: {len(encoded.tokens)} LLM tokens"), markup=False)
     for number, j in enumerate(side.index.item_rows(sample_id)):
         console.print(

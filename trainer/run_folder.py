@@ -7,6 +7,7 @@
       ledger.jsonl              samples consumed in every step, on which rank (see balancer.ledger)
       bad_samples.jsonl         samples left out or replaced, where they lie and why
       plans/step_000001.json    the plan of each step
+      selection/                what a proof needs to select again (see balancer.run_evidence)
       samples/                  pictures and texts of the held-out items
       checkpoints/step_000100/  see trainer.checkpoint
       summary.json              written at the end

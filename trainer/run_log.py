@@ -1,5 +1,6 @@
 """What rank 0 writes while a run trains, in one place: plans, step records, the ledger, bad samples.
 
+before step 1    selection/                 (what a proof needs to select again, see balancer.run_evidence)
 before a step    plans/step_N.json          (a message about a step that fails refers to its plan)
 in a step        bad_samples.jsonl          (also those of a step that exceeds a budget, and of validations)
 after a step     ledger.jsonl, steps.jsonl  (flushed before the next step can move a weight)
@@ -21,6 +22,8 @@ from balancer.mixture import MixtureSelector
 from balancer.plan import StepPlan
 from balancer.plan_sequence import PlanSequence
 from balancer.records import RecordWriter, Replaced, StepRecord
+from balancer.run_evidence import RunEvidence
+from dataloaders.adjusted_index import AdjustedIndex
 from dataloaders.index import CostIndex
 from trainer.bad_samples import BadSamples
 from trainer.comm import Comm
@@ -134,16 +137,19 @@ def _reached(reached: Mapping[str, Any] | None) -> tuple[LedgerMark | None, int 
     return LedgerMark.from_state(reached.get("ledger")), begin if type(begin) is int and 0 <= begin < MAX_ID else None
 
 
-def run_line(config: FitConfig, side: DataSide, train_ids: np.ndarray) -> RunLine:
+def run_line(config: FitConfig, side: DataSide, train_ids: np.ndarray, evidence: RunEvidence) -> RunLine:
     """What a run is, for its ledger; price: one pass over the ids, and in block shuffle over the index."""
+    index, cost = side.index, evidence.lookahead_cost
+    scanned = index.base if isinstance(index, AdjustedIndex) else index
     groups = read_groups(side, config)
-    runs = () if groups is None else recorded_groups(groups, side.index.shard_numbers)
+    runs = () if groups is None else recorded_groups(groups, index.shard_numbers)
     return RunLine(
-        index=side.index.fingerprint,
+        index=index.fingerprint,
+        base_index="" if scanned is index else scanned.fingerprint,
         source=side.source.fingerprint,
-        index_folder="" if side.index.folder is None else str(side.index.folder),
+        index_folder=str(scanned.folder or ""),
         data=str(config.mixture or config.data or "the demo corpus"),
-        num_samples=len(side.index),
+        num_samples=len(index),
         num_ids=len(train_ids),
         ids_digest=ids_digest(train_ids),
         seed=config.seed,
@@ -155,6 +161,11 @@ def run_line(config: FitConfig, side: DataSide, train_ids: np.ndarray) -> RunLin
         eval_share=0.0 if config.eval_data else config.eval_share,
         capacity_tokens=config.capacity_tokens,
         capacity_patches=config.patch_limit,
+        capacity_bytes=config.activation_bytes or 0,
+        step_tokens=config.step_tokens or 0,
+        tail=config.tail,
+        lookahead_steps=config.lookahead_steps,
+        lookahead_cost="" if cost is None else cost.fingerprint,
         selector=STEP_SELECTOR if side.mixture is None else MIXTURE_SELECTOR,
         parts=part_lines(side, train_ids),
     )

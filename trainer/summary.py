@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.mixture_report import MixtureReport
+from balancer.oversize import OversizeReport
 from balancer.printable import printable
-from balancer.select import Dropped
+from balancer.select import Dropped, Tail
 from dataloaders.scan import count_modalities
 from trainer.compare import Comparison
 from trainer.config import FitConfig
@@ -38,7 +39,8 @@ def banner(trainer: Trainer, side: DataSide) -> str:
     parameters = sum(parameter.numel() for parameter in trainer.pieces.parameters())
     options = " ".join(f"{name}={value}" for name, value in option_values(config).items())
     mixture = report_of(plans, trainer.num_steps)
-    said = [*notes(side), *(() if mixture is None else mixture.notes()), *_without_effect(config)]
+    said = [*notes(side), *(() if mixture is None else mixture.notes()), *plans.selection_notes()]
+    said += _without_effect(config)
     return (
         f"options: {options}\n"
         f"data: {len(side.index)} samples ({kinds.text_only} text only, {kinds.image_only} with images, "
@@ -77,6 +79,8 @@ class RunSummary:
         shown: held-out items with generated answers.
         left_out: samples that no step held, with reasons.
         eval_left_out: the same of --eval-data; empty without it.
+        tail: what the end of every epoch held.
+        oversize: what became of training samples that were larger than a micro-batch.
     """
 
     run: Path
@@ -86,6 +90,8 @@ class RunSummary:
     shown: Sequence[Shown]
     left_out: Sequence[Dropped]
     eval_left_out: Sequence[Dropped] = ()
+    tail: Tail | None = None
+    oversize: OversizeReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; numbers that are not finite become None."""
@@ -106,6 +112,8 @@ class RunSummary:
             "mixture": None if result.mixture is None else asdict(result.mixture),
             "left_out": [asdict(item) for item in self.left_out],
             "eval_left_out": [asdict(item) for item in self.eval_left_out],
+            "tail": None if self.tail is None else asdict(self.tail),
+            "oversize": None if self.oversize is None else asdict(self.oversize),
             "samples": [
                 {"files": [str(path) for path in item.files], "truth": item.truth, "generated": item.generated}
                 for item in self.shown
@@ -147,6 +155,11 @@ class RunSummary:
         rows.append(("samples left out", _left_out(self.left_out)))
         if self.eval_left_out:
             rows.append(("  of --eval-data", _left_out(self.eval_left_out)))
+        if self.tail is not None and self.tail.text():
+            rows.append(("end of an epoch", self.tail.text()))
+        if self.oversize is not None and self.oversize.num_adjusted:
+            cut = f"{self.oversize.tokens_cut} of {self.oversize.tokens_in} tokens cut"
+            rows.append(("made to fit", f"{self.oversize.num_adjusted} samples, {cut}"))
         rows.append(("replaced by stand-ins", str(result.replaced)))
         if result.conformed:
             rows.append(("media made to fit the plan", f"{result.conformed} (see conformed in steps.jsonl)"))

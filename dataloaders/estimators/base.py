@@ -6,7 +6,8 @@
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,37 @@ class PatchEstimator(TokenEstimator, Protocol):
 
     def seconds_per_grid(self, num_frames: int, fps: float) -> float:
         """Seconds between consecutive temporal grid positions of the sampled video."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """Upper bounds put on top of a processor's own, so that a sample fits; None: no other bound.
+
+    Attributes:
+        image_pixels: area of a resized image, in pixels.
+        video_frames: sampled frames of a video.
+        frame_pixels: area of a resized frame, in pixels.
+    """
+
+    image_pixels: int | None = None
+    video_frames: int | None = None
+    frame_pixels: int | None = None
+
+
+@runtime_checkable
+class ShrinkableEstimator(PatchEstimator, Protocol):
+    """An estimator that can be told to give less, by the processor's own rule with other numbers.
+
+    Attributes:
+        min_video_frames: frames of a video that it cannot go below; None: their number cannot be limited.
+    """
+
+    @property
+    def min_video_frames(self) -> int | None: ...
+
+    def shrunk(self, limits: MediaLimits) -> Self:
+        """The estimator under `limits`; a bound below the processor's own minimum is raised to it."""
         ...
 
 

@@ -23,7 +23,7 @@ on the CPU: single positions differ by one source frame, the counts never.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from dataloaders.counts import ItemCounts
 from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.estimators.base import MediaLimits
 from dataloaders.estimators.files import Config, ProcessorFiles
 from dataloaders.estimators.frames import too_few_frames
 from dataloaders.estimators.native import (
@@ -222,6 +223,31 @@ class Qwen2VLEstimator(PatchLayout):
         """Source frames, ascending: int64 [num_sampled]. Raises as `num_sampled` does."""
         sampled = self.num_sampled(num_frames, fps, duration_s)
         return (even_positions if self.config.sampling == "even" else floored_positions)(num_frames, sampled)
+
+    @property
+    def min_video_frames(self) -> int | None:
+        """A whole temporal patch, and the processor's own minimum where it samples by rate."""
+        c = self.config
+        if c.sampling == "all":
+            return None
+        least = c.temporal_patch if c.video_num_frames is not None else max(c.video_min_frames, c.temporal_patch)
+        return -(-least // c.temporal_patch) * c.temporal_patch
+
+    def shrunk(self, limits: MediaLimits) -> Self:
+        """The estimator under `limits`, see `ShrinkableEstimator`."""
+        c, changed = self.config, dict[str, Any]()
+        if limits.image_pixels is not None:
+            changed["max_pixels"] = max(c.min_pixels, min(c.max_pixels, limits.image_pixels))
+        if limits.frame_pixels is not None:
+            changed["video_max_pixels"] = max(c.video_min_pixels, min(c.video_max_pixels, limits.frame_pixels))
+        least = self.min_video_frames
+        if limits.video_frames is not None and least is not None:
+            most = max(least, limits.video_frames)
+            if c.video_num_frames is None:
+                changed["video_max_frames"] = min(c.video_max_frames, most)
+            else:
+                changed["video_num_frames"] = min(c.video_num_frames, most // c.temporal_patch * c.temporal_patch)
+        return type(self)(replace(c, **changed))
 
 
 def video_settings(files: ProcessorFiles) -> Config | None:

@@ -16,12 +16,14 @@ theirs round a float32 `linspace` whose value depends on the CPU, so single posi
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataloaders.errors import DataError, Reason, UnfitError
+from dataloaders.estimators.base import MediaLimits
 from dataloaders.estimators.native import PatchLayout, even_positions, frame_rate
 from dataloaders.estimators.options import fingerprint, require_positive
 from dataloaders.estimators.resize_rule import Budget
@@ -122,6 +124,29 @@ class QwenVLUtilsEstimator(PatchLayout):
     def frame_indices(self, num_frames: int, fps: float, duration_s: float) -> NDArray[np.int64]:
         """Evenly spaced from the first to the last frame: int64 [num_sampled]. Raises as `num_sampled` does."""
         return even_positions(num_frames, self.num_sampled(num_frames, fps, duration_s))
+
+    @property
+    def min_video_frames(self) -> int | None:
+        """A pair, and `min_frames` where frames are sampled by rate."""
+        c = self.config
+        least = _FRAME_FACTOR if c.num_frames is not None else max(c.min_frames, _FRAME_FACTOR)
+        return -(-least // _FRAME_FACTOR) * _FRAME_FACTOR
+
+    def shrunk(self, limits: MediaLimits) -> Self:
+        """The estimator under `limits`, see `ShrinkableEstimator`; areas are cut to whole tokens."""
+        c, cell, changed = self.config, self._factor**2, dict[str, int]()
+        if limits.image_pixels is not None:
+            tokens = limits.image_pixels // cell
+            changed["image_max_tokens"] = max(c.image_min_tokens, min(c.image_max_tokens, tokens))
+        if limits.frame_pixels is not None:
+            tokens = limits.frame_pixels // cell
+            changed["frame_max_tokens"] = max(c.frame_min_tokens, min(c.frame_max_tokens, tokens))
+        least = self.min_video_frames
+        if limits.video_frames is not None and least is not None:
+            most = max(least, limits.video_frames)
+            name = "max_frames" if c.num_frames is None else "num_frames"
+            changed[name] = min(c.max_frames if c.num_frames is None else c.num_frames, most)
+        return type(self)(self.inner, replace(c, **changed), resizes_videos=self.resizes_videos)
 
     def group_texts(self, indices: NDArray[np.int64], fps: float) -> Sequence[str]:
         """As the processor writes them for these frames."""

@@ -423,7 +423,9 @@ def test_a_mixture_is_planned_as_any_selection(
                 ("num_items", 0),
             )
         },
-        items={"full_total_sq": np.zeros(0, np.int64), "window_total_sq": np.zeros(0, np.int64)},
+        items={
+            name: np.zeros(0, np.int64) for name in ("patches", "visual_tokens", "full_total_sq", "window_total_sq")
+        },
         item_offsets=np.zeros(101, np.int64),
     )
     selector = selector_of(parts, weights_of([1, 1]), batch=8)

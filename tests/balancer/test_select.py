@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from balancer.errors import OversizeError, PlanError
 from balancer.plan import Capacities
 from balancer.select import (
+    TAILS,
     StepRange,
     StepSelector,
+    Tail,
+    TailPolicy,
     eligible_ids,
     num_steps,
     split_held_out,
@@ -64,7 +67,7 @@ def test_oversize_error_lists_every_sample_with_need_and_limit() -> None:
     assert text.startswith("2 of 4 samples exceed the capacity of a micro-batch:")
     assert "sample 1 (shard s.tar, key key001): 12 tokens > 10, 99 patches > 50" in text
     assert "sample 3 (shard s.tar, key key003): 11 tokens > 10" in text
-    assert "oversize policy 'drop'" in text
+    assert "oversize policy 'drop', or make them fit with 'shrink' or 'truncate_text'" in text
 
 
 def test_oversize_drop_counts_what_it_leaves_out() -> None:
@@ -101,10 +104,19 @@ def test_all_dropped_is_a_clear_error_before_any_step() -> None:
         steps_per_epoch(len(eligibility.ids), 4)
 
 
-@pytest.mark.parametrize(("policy", "message"), [("shrink", "not available yet"), ("truncate", "does not exist")])
-def test_other_oversize_policies_are_refused(policy: str, message: str) -> None:
-    with pytest.raises(PlanError, match=f"{message}; available: error, drop"):
+@pytest.mark.parametrize("policy", ["shrink", "truncate_text", "truncate"])
+def test_policies_that_change_samples_are_applied_elsewhere_and_refused_here(policy: str) -> None:
+    with pytest.raises(PlanError, match=rf"{policy!r} does not exist here; available: error, drop .*fit_oversize"):
         eligible_ids(FakeIndex([1]), Capacities(tokens=10), oversize=policy)
+
+
+def test_why_a_sample_could_not_be_made_to_fit_is_said_instead_of_its_numbers() -> None:
+    index, why = FakeIndex([5, 12, 13]), {1: "media alone needs 11 tokens > 10", 0: "never asked for"}
+    eligibility = eligible_ids(index, Capacities(tokens=10), "drop", why=why)
+    assert [(drop.sample_id, drop.reason) for drop in eligibility.dropped] == [
+        (1, "oversize: media alone needs 11 tokens > 10"),
+        (2, "oversize: 13 tokens > 10"),
+    ]
 
 
 @given(st.sets(st.integers(0, 500), max_size=60), st.integers(0, 2**64 - 1), st.integers(0, 9))
@@ -163,22 +175,75 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
         split_held_out(np.arange(4), share, 0)
 
 
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), st.booleans())
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), st.sampled_from(TAILS))
 def test_the_number_of_steps_is_known_and_equals_the_number_executed(
-    n: int, batch: int, epochs: int, drop: bool
+    n: int, batch: int, epochs: int, tail: TailPolicy
 ) -> None:
-    if drop and batch > n:
+    if tail == "drop" and batch > n:
         with pytest.raises(PlanError, match=f"set global_batch_size to at most {n}"):
-            num_steps(n, batch, epochs, drop)
+            num_steps(n, batch, epochs, tail)
         return
-    total = num_steps(n, batch, epochs, drop)
-    selector = StepSelector(np.arange(n), seed=1, global_batch_size=batch, drop_last=drop)
+    total = num_steps(n, batch, epochs, tail)
+    selector = StepSelector(np.arange(n), seed=1, global_batch_size=batch, tail=tail)
     steps = [selector.step_ids(step) for step in range(total)]
     assert [where.step for where, _ in steps] == list(range(total))
     for epoch in range(epochs):
         seen = [i for where, ids in steps if where.epoch == epoch for i in ids.tolist()]
-        assert len(seen) == len(set(seen)) == (n // batch * batch if drop else n)
+        assert len(set(seen)) == (n // batch * batch if tail == "drop" else n)
     assert selector.step_ids(total)[0] == StepRange(step=total, epoch=epochs, cursor=0, stop=min(batch, n))
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 3), st.sampled_from(TAILS))
+def test_every_sample_of_an_epoch_is_in_a_step_or_in_its_tail_and_the_counts_say_so(
+    n: int, batch: int, epoch: int, tail: TailPolicy
+) -> None:
+    if tail == "drop" and batch > n:
+        return
+    selector = StepSelector(np.arange(n), seed=3, global_batch_size=batch, tail=tail)
+    first = epoch * selector.steps_per_epoch
+    steps = [selector.step_ids(first + k)[1].tolist() for k in range(selector.steps_per_epoch)]
+    left_out, held = selector.tail_dropped(epoch).tolist(), [i for ids in steps for i in ids]
+    assert sorted({*held, *left_out}) == list(range(n))
+    assert not set(held) & set(left_out)
+    assert len(left_out) == selector.tail.num_dropped
+    assert len(held) - len(set(held)) == selector.tail.num_repeated
+    assert all(len(set(ids)) == len(ids) for ids in steps), "a sample at most once per step"
+    whole = [len(ids) == batch for ids in steps]
+    assert all(whole[:-1])
+    assert whole[-1] == (n % batch == 0 or tail == "drop" or (tail == "repeat" and n >= batch))
+
+
+def test_a_repeating_tail_takes_the_first_samples_of_the_same_epoch() -> None:
+    ids = np.arange(10)
+    selector = StepSelector(ids, seed=7, global_batch_size=4, tail="repeat")
+    for epoch in range(2):
+        order = epoch_order(ids, 7, epoch).tolist()
+        assert selector.step_ids(3 * epoch + 2)[1].tolist() == [*order[8:], *order[:2]]
+    assert selector.tail == Tail(policy="repeat", num_short=2, num_repeated=2)
+
+
+def test_a_dropping_tail_leaves_out_other_samples_in_every_epoch() -> None:
+    selector = StepSelector(np.arange(21), seed=0, global_batch_size=4, tail="drop")
+    assert len({tuple(selector.tail_dropped(epoch).tolist()) for epoch in range(6)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("n", "tail", "text"),
+    [
+        (10, "pad", "the last step of every epoch holds 2 samples (tail=pad)"),
+        (10, "drop", "2 samples are left out of every epoch (tail=drop), other ones each time"),
+        (10, "repeat", "2 samples of every epoch come twice, to fill its last step (tail=repeat)"),
+        (3, "repeat", "the last step of every epoch holds 3 samples (tail=repeat)"),
+        (8, "repeat", ""),
+    ],
+)
+def test_a_tail_is_said_in_words(n: int, tail: TailPolicy, text: str) -> None:
+    assert Tail.of(n, 4, tail).text() == text
+
+
+def test_a_tail_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(PlanError, match="tail='wrap' is not one of: pad, drop, repeat"):
+        StepSelector(np.arange(4), seed=0, global_batch_size=2, tail="wrap")  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 40), st.integers(1, 9))

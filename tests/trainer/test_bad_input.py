@@ -537,7 +537,7 @@ def test_a_damaged_record_is_named_by_line(run: Run, exported: Path, tmp_path: P
 
 def test_a_picture_that_cannot_be_written_is_named(run: Run, exported: Path, tmp_path: Path) -> None:
     line = (exported.parent / "run" / "steps.jsonl").read_bytes()
-    (tmp_path / "compare.jsonl").write_bytes(line.replace(b'"policy":"lpt"', b'"policy":"sequential"') + line)
+    (tmp_path / "compare.jsonl").write_bytes(line.replace(b'"policy":"joint"', b'"policy":"sequential"') + line)
     answer = run("timeline", tmp_path, "--output", tmp_path / "compare.jsonl" / "x.svg", main=analyze_main)
     assert answer.code == 1
     assert re.search(r"x\.svg cannot be written: .*Give another --output", answer.err)

@@ -62,7 +62,7 @@ def test_a_run_ends_with_paired_steps_off_and_on(fit_config: MakeConfig) -> None
     config = fit_config(compare_steps=2, epochs=1)
     assert run_fit(config) == 0
     records = read_records(folder_of(config) / "compare.jsonl")
-    assert [record.policy for record in records] == ["sequential"] * 4 + ["lpt"] * 4
+    assert [record.policy for record in records] == ["sequential"] * 4 + ["joint"] * 4
     off, on = records[:4], records[4:]
     assert [record.step for record in off] == [record.step for record in on]
     assert len({record.step for record in records}) == 2
@@ -72,7 +72,7 @@ def test_a_run_ends_with_paired_steps_off_and_on(fit_config: MakeConfig) -> None
         assert one.actions
         assert one.step_ms == max(action.end_ms for action in one.actions)
     pair = choose_pair(read_pairs(folder_of(config)))
-    assert (pair.before.policy, pair.after.policy) == ("sequential", "lpt")
+    assert (pair.before.policy, pair.after.policy) == ("sequential", "joint")
     told = json.loads((folder_of(config) / "summary.json").read_text())
     for side, records_of_side in (("before", off), ("after", on)):
         assert told[side]["span_ms"] == pytest.approx(statistics.median(record.step_ms for record in records_of_side))
@@ -83,7 +83,7 @@ def test_steps_are_told_apart_by_the_policy_asked_for_even_where_the_order_was_k
     config = fit_config(compare_steps=1, capacity_tokens=5000, global_batch_size=1)
     assert run_fit(config) == 0
     pairs = read_pairs(folder_of(config))
-    assert [(pair.before.policy, pair.after.policy) for pair in pairs] == [("sequential", "lpt")] * 2
+    assert [(pair.before.policy, pair.after.policy) for pair in pairs] == [("sequential", "joint")] * 2
 
 
 def test_measuring_changes_no_weight_and_writes_no_step(fit_config: MakeConfig) -> None:
@@ -118,4 +118,4 @@ def test_a_fixed_number_of_micro_batches_too_small_for_the_order_of_selection_is
     assert run_fit(config) == 0
     records: list[StepRecord] = read_records(folder_of(config) / "compare.jsonl")
     by_policy = {record.policy: record.num_microbatches for record in records}
-    assert by_policy == {"sequential": 3, "lpt": 2}
+    assert by_policy == {"sequential": 3, "joint": 2}

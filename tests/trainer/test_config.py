@@ -12,7 +12,7 @@ import tyro
 
 from balancer.weights import LOSS_REDUCTIONS
 from trainer.config import (
-    CHANGEABLE_ON_RESUME,
+    AnyScheduleName,
     CheckConfig,
     ExportConfig,
     FitConfig,
@@ -21,10 +21,11 @@ from trainer.config import (
     PlanConfig,
     Policy,
     ScheduleName,
-    refuse_changed_trajectory,
 )
 from trainer.errors import ConfigError
 from trainer.lr_schedule import SCHEDULES
+from trainer.profile_config import ProfileConfig
+from trainer.resume_options import CHANGEABLE_ON_RESUME, refuse_changed_trajectory
 
 
 @pytest.mark.parametrize("cls", [FitConfig, CheckConfig, PlanConfig])
@@ -44,6 +45,9 @@ def test_every_config_has_defaults_that_pass_its_own_checks(cls: type[FitConfig 
         ({"num_microbatches": 0}, "num_microbatches=0", "at least 1"),
         ({"capacity_tokens": -5}, "capacity_tokens=-5", "at least 1"),
         ({"capacity_patches": 0}, "capacity_patches=0", "at least 1"),
+        ({"capacity_memory_gib": 0.0}, "capacity_memory_gib=0", "GiB above 0"),
+        ({"capacity_memory_gib": math.nan}, "capacity_memory_gib=nan", "GiB above 0"),
+        ({"capacity_memory_gib": 1e9}, "capacity_memory_gib=1e+09", "at most 8388608"),
         ({"pp_size": 0}, "pp_size=0", "at least 1"),
         ({"seed": -1}, "seed=-1", "at least 0"),
         ({"max_steps": 0}, "max_steps=0", "at least 1"),
@@ -58,7 +62,7 @@ def test_every_config_has_defaults_that_pass_its_own_checks(cls: type[FitConfig 
         ({"warmup_steps": -1}, "warmup_steps=-1", "at least 0"),
         ({"keep_last": 0}, "keep_last=0", "at least 1"),
         ({"max_replaced": -1}, "max_replaced=-1", "at least 0"),
-        ({"policy": "joint"}, "policy='joint'", "lpt, sequential, length_grouped"),
+        ({"policy": "best"}, "policy='best'", "joint, lpt, sequential, length_grouped"),
         ({"train_on": "user"}, "train_on='user'", "assistant, last, all"),
         ({"num_microbatches": 2, "min_num_microbatches": 3}, "min_num_microbatches=3", "num_microbatches=2"),
         ({"model": ""}, "model=''", "preset"),
@@ -109,15 +113,24 @@ def test_the_number_of_steps_is_known_before_the_first(
 def test_patches_are_limited_by_the_token_capacity_unless_given() -> None:
     assert FitConfig(capacity_tokens=100).patch_limit == 400
     assert FitConfig(capacity_tokens=100, capacity_patches=64).patch_limit == 64
+    assert ProfileConfig(capacity_tokens=100).patch_limit == 400
+
+
+def test_a_limit_on_memory_is_in_gib() -> None:
+    assert FitConfig().activation_bytes is None
+    assert PlanConfig(capacity_memory_gib=1.5).activation_bytes == 3 * 2**29
 
 
 def test_choices_are_the_ones_that_are_registered() -> None:
+    from balancer.planner import DEFAULT_POLICY
     from balancer.policies import POLICIES
-    from balancer.schedule import build_schedule
+    from balancer.schedule import build_schedule, schedule_names
 
     assert set(typing.get_args(Policy)) == set(POLICIES)
+    assert FitConfig().policy == DEFAULT_POLICY
     assert typing.get_args(LossReduction) == LOSS_REDUCTIONS
     assert typing.get_args(LRSchedule) == SCHEDULES
+    assert set(typing.get_args(AnyScheduleName)) == set(schedule_names())
     for name in typing.get_args(ScheduleName):
         assert build_schedule(name, stage_ranks=[0, 0], num_microbatches=1).name == name
 
@@ -132,9 +145,10 @@ def test_a_resume_may_change_how_but_not_what_is_trained() -> None:
 def test_what_a_resume_may_change_are_options() -> None:
     assert {field.name for field in dataclasses.fields(FitConfig)} >= CHANGEABLE_ON_RESUME
     assert not CHANGEABLE_ON_RESUME & {"data", "seed", "global_batch_size", "train_on", "model", "eval_share"}
+    assert not CHANGEABLE_ON_RESUME & {"capacity_tokens", "capacity_memory_gib", "step_tokens", "tail", "oversize"}
 
 
-@pytest.mark.parametrize("cls", [FitConfig, CheckConfig, PlanConfig, ExportConfig])
+@pytest.mark.parametrize("cls", [FitConfig, CheckConfig, PlanConfig, ProfileConfig, ExportConfig])
 def test_every_option_has_a_help_text(cls: type, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tyro.cli(cls, args=["--help"])

@@ -223,7 +223,7 @@ def test_every_rank_ran_its_acts_and_steps_had_several_micro_batches(world_run: 
 
 def test_off_and_on_were_measured_in_the_world(world_run: Path) -> None:
     compared = read_records(world_run / "compare.jsonl")
-    assert [record.policy for record in compared] == ["sequential"] * 2 + ["lpt"] * 2
+    assert [record.policy for record in compared] == ["sequential"] * 2 + ["joint"] * 2
     assert len({record.step for record in compared}) == 1
     for record in compared[1:]:
         assert record.loss == pytest.approx(compared[0].loss, rel=1e-5)

@@ -38,7 +38,7 @@ def test_statistics_name_samples_steps_balance_and_the_slowest_step(
     assert run_plan(plan_config(dp_size=2, epochs=2)) == 0
     out = capsys.readouterr().out
     assert "12 samples: 9 to train, 3 held out" in out
-    assert "6 steps of 4 samples (3 per epoch), 2 replicas x 1 pipeline ranks, policy lpt; 3 of them planned" in out
+    assert "6 steps of 4 samples (3 per epoch), 2 replicas x 1 pipeline ranks, policy joint; 3 of them planned" in out
     for row in (
         "llm tokens",
         "label tokens",
