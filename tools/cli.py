@@ -7,10 +7,12 @@
     index     the cost index of a data set, in parallel, resumable, on one machine or several
     merge     the parts of an index, put together
     tokens    what single files or sizes cost under a model, step by step
+    plan      what each policy would do on a data set, and where balancing does not help
 
 Exit codes: 0 done, 2 usage (an argument that names nothing usable), 1 failure (damaged or insufficient content).
 """
 
+import io
 import json
 import os
 import sys
@@ -35,11 +37,13 @@ from tools.cost_plot import render_costs
 from tools.errors import AnalyzeError, UsageError
 from tools.index_command import Built, IndexCommand, MergeCommand
 from tools.model_folder import TextRule, TrainOn
+from tools.plan_command import PlanCommand
 from tools.reach import reach
 from tools.timeline_svg import render_pair
 
 PROGRAM = "balancer-analyze"
 WIDE_CHARS = 140
+PLAN_CHARS = 176  # the table of policies has many columns
 
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
 Switch = tyro.conf.FlagCreatePairsOff[bool]
@@ -127,7 +131,16 @@ class TokensCommand:
     """Print one JSON object in place of the text."""
 
 
-Command = RunCommand | VerifyCommand | TimelineCommand | DataCommand | TokensCommand | IndexCommand | MergeCommand
+Command = (
+    RunCommand
+    | VerifyCommand
+    | TimelineCommand
+    | DataCommand
+    | TokensCommand
+    | IndexCommand
+    | MergeCommand
+    | PlanCommand
+)
 
 COMMANDS: dict[str, Callable[..., object]] = {
     "run": RunCommand,
@@ -137,6 +150,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "tokens": TokensCommand,
     "index": IndexCommand,
     "merge": MergeCommand,
+    "plan": PlanCommand,
 }
 
 
@@ -198,6 +212,8 @@ def _execute(command: Command) -> None:
             _tokens(command)
         case IndexCommand():
             _index(command)
+        case PlanCommand():
+            _plan(command)
         case MergeCommand():
             index = index_command.run_merge(command)
             _print_index(index, None, as_json=command.json)
@@ -288,6 +304,34 @@ def _tokens(command: TokensCommand) -> None:
         raise AnalyzeError(f"{report.num_failed} of {len(report.rows)} media cannot be used as they are; see above.")
 
 
+def _plan(command: PlanCommand) -> None:
+    # Imported here: the planner loads numba, which no other command needs.
+    from tools.plan_inputs import prepare
+    from tools.plan_print import print_report
+    from tools.plan_report import report_on
+
+    with _progress("reading headers") as advance:
+        inputs = prepare(command, advance)
+    with _progress("planning steps") as advance:
+        report = report_on(inputs, advance)
+    if command.output is None and command.json:
+        _write_json(report.to_dict())
+        return
+    console = _console()
+    if command.output is not None:
+        console = Console(file=io.StringIO(), highlight=False, soft_wrap=True)
+    console.width = console.width if console.is_terminal else PLAN_CHARS
+    if command.output is None:
+        print_report(report, console)
+        return
+    content = _json(report.to_dict())
+    if not command.json:
+        print_report(report, console)
+        content = cast(io.StringIO, console.file).getvalue()
+    _write_file(command.output, content, "--output")
+    _console().print(printable(f"written to {command.output}"), markup=False)
+
+
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr where a person watches; stdout stays clean."""
@@ -311,7 +355,11 @@ def _write_file(path: Path, content: str, option: str) -> None:
 
 
 def _write_json(content: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(_json(content))
+
+
+def _json(content: dict[str, object]) -> str:
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def _fail(error: Exception, code: int) -> int:

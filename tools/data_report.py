@@ -195,7 +195,7 @@ def report_on(
     if indices:
         raise UsageError(f"{indices[0]} is an index; name one index alone, or data.")
     for url in urls:
-        _check_named(url)
+        check_named(url)
     rules = load_rules(processor, text=text, train_on=train_on or "assistant", preprocessing=preprocessing)
     reached = reached or Reach(storage=Storage(), members=None)
     source = open_source(
@@ -213,7 +213,7 @@ def is_index(name: str) -> bool:
     return (Path(name).expanduser() / META).is_file()
 
 
-def _check_named(name: str) -> None:
+def check_named(name: str) -> None:
     """Refuse what can be neither an index nor data; `open_source` judges names of files."""
     path = os.path.expanduser(name)
     if os.path.isdir(path):
