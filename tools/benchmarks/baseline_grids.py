@@ -3,11 +3,13 @@
 import numpy as np
 
 from packing import pack
-from tools.benchmarks.baseline_packers import megatron_next_fit
+from tools.benchmarks.baseline_packers import megatron_next_fit, omnibal
 from tools.benchmarks.baseline_partitions import karmarkar_karp
+from tools.benchmarks.baseline_step import StepGrid
 from tools.benchmarks.baseline_types import Grid, IntArray, Items, bin_of_items
 
 DEAL_SEED = 0
+OMNIBAL_SLACK_PERCENT = 10
 
 
 def megatron_dp_balanced(grid: Grid) -> IntArray:
@@ -44,6 +46,22 @@ def best_fit_at_random(grid: Grid) -> IntArray:
     packed = pack(grid.sizes, capacity=grid.capacity, num_bins_multiple=cells)
     packs = [packed.items(index).tolist() for index in range(packed.num_bins)]
     np.random.Generator(np.random.Philox(DEAL_SEED)).shuffle(packs)
+    return _dealt(packs, grid)
+
+
+def omnibal_dealt(grid: StepGrid) -> IntArray:
+    """OmniBal: packs under two limits (tokens and images) by iterative sampling and filtering, dealt in their order.
+
+    Balance comes from packs being full in both; no cost is known. The number of slots follows from the packs. The
+    original packs a whole dataset and leaves out what makes no full slot over all ranks in the end; a step on its own
+    keeps it here, so some ranks may have a micro-batch less."""
+    columns = [grid.sizes]
+    limits = [grid.capacity]
+    if grid.images.any():
+        columns.append(grid.images)
+        roomy = -(-int(grid.images.sum()) * (100 + OMNIBAL_SLACK_PERCENT) // (100 * grid.num_cells))
+        limits.append(max(int(grid.images.max()), roomy))
+    packs = omnibal(Items(sizes=np.stack(columns, axis=1), capacity=np.array(limits, np.int64)))
     return _dealt(packs, grid)
 
 

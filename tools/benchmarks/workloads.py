@@ -37,13 +37,18 @@ FRAME_TOKENS = (117, 221, 299, 736)  # 320 x 240, 480 x 360, 640 x 360 and 1280 
 FRAME_SHARES = (0.2, 0.2, 0.4, 0.2)
 
 # Qwen2.5-VL-7B at 400 TFLOP/s. Only the ratio of the stages matters for a partition.
-COSTS = CostModel.from_dims(
-    EncoderDims(dim=1280, depth=32, mlp_dim=3420, num_full_layers=4, out_dim=3584),
-    LLMDims(dim=3584, depth=28, num_heads=28, num_kv_heads=4, mlp_dim=18944, vocab_size=152064),
-    llm_layers_per_stage=(28,),
-    flops_per_second=4e14,
-    head_on="all",
-)
+ENCODER = EncoderDims(dim=1280, depth=32, mlp_dim=3420, num_full_layers=4, out_dim=3584)
+LLM = LLMDims(dim=3584, depth=28, num_heads=28, num_kv_heads=4, mlp_dim=18944, vocab_size=152064)
+
+
+def staged_costs(llm_layers_per_stage: Sequence[int]) -> CostModel:
+    """The encoder as one stage and the LLM split over the following ones; layers add up to 28."""
+    return CostModel.from_dims(
+        ENCODER, LLM, llm_layers_per_stage=llm_layers_per_stage, flops_per_second=4e14, head_on="all"
+    )
+
+
+COSTS = staged_costs((LLM.depth,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,9 +123,9 @@ def limited(samples: Workload, max_tokens: int) -> Workload:
     )
 
 
-def costs(samples: Workload) -> IntArray:
-    """int64 [n, 2]: forward plus backward nanoseconds in the encoder and in the LLM, linear and attention terms."""
-    counts = StepCounts(
+def counts_of(samples: Workload) -> StepCounts:
+    """The samples as the planner sees them; the media of a sample are one item."""
+    return StepCounts(
         sample_ids=np.arange(len(samples), dtype=np.int64),
         llm_tokens=samples.tokens,
         label_tokens=samples.text,
@@ -130,6 +135,11 @@ def costs(samples: Workload) -> IntArray:
         full_total_sq=samples.patch_squares,
         window_total_sq=samples.patches * WINDOW_PATCHES,
     )
+
+
+def costs(samples: Workload) -> IntArray:
+    """int64 [n, 2]: forward plus backward nanoseconds in the encoder and in the LLM, linear and attention terms."""
+    counts = counts_of(samples)
     return COSTS.forward_ns(counts) + COSTS.backward_ns(counts)
 
 
