@@ -3,8 +3,8 @@
     from balancer import BalancedDataLoader        # needs torch: mllm-balancer[loader]
     from balancer import ParallelSpec, plan_step   # no torch
 
-Names are loaded on first use, so importing `balancer` needs neither torch nor a compiled kernel. A function may have the
-name of its module (`simulate`): the name is the function, whatever was imported before.
+Names are loaded on first use, so importing `balancer` needs neither torch nor a compiled kernel. A function may have
+the name of its module (`simulate`): the name is the function, whatever was imported before.
 """
 
 import importlib

@@ -129,8 +129,14 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2": ({"conv_L_cache": 3}, "conv_L_cache=3 tells of recurrent or convolution layers"),
     "rwkv": ({"rescale_every": 6, "num_attention_heads": None}, "recurrent"),
     "rwkv7": ({"num_attention_heads": None}, "model_type 'rwkv7' has no attention"),
-    "t5": ({"is_encoder_decoder": True, "hidden_size": None}, "is_encoder_decoder=True tells of an encoder and a decoder"),
-    "mllama_text_model": ({"cross_attention_layers": [1, 3]}, r"cross_attention_layers=\[1, 3\] tells of cross-attention"),
+    "t5": (
+        {"is_encoder_decoder": True, "hidden_size": None},
+        "is_encoder_decoder=True tells of an encoder and a decoder",
+    ),
+    "mllama_text_model": (
+        {"cross_attention_layers": [1, 3]},
+        r"cross_attention_layers=\[1, 3\] tells of cross-attention",
+    ),
     "gpt2": ({"add_cross_attention": True}, "cross-attention"),
     "llama4_text": ({"attention_chunk_size": 8192}, "attention in chunks"),
     "deepseek_v32": ({"index_topk": 2048}, "sparse attention"),

@@ -170,7 +170,7 @@ def test_bl_04_no_schedule_asks_for_a_multiple_of_its_own(
 
 def test_stages_that_a_schedule_cannot_run_are_refused_before_anything_is_placed(counts_of, plain_model) -> None:
     spec = ParallelSpec.pipeline(pp_size=2, encoder="spread")
-    with pytest.raises(ScheduleError, match="spread over all ranks .* needs the schedule phased or nested"):
+    with pytest.raises(ScheduleError, match=r"spread over all ranks .* needs the schedule phased or nested"):
         plan_step(counts_of([9]), parallel=spec, cost_model=plain_model(3), capacities=Capacities(tokens=8))
 
 
