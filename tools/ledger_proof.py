@@ -17,8 +17,10 @@ import numpy as np
 from balancer.errors import LedgerError, PlanError
 from balancer.ledger_lines import MIXTURE_SELECTOR, STEP_SELECTOR, Line, RunLine, StartLine, StepLine
 from balancer.plan import StepPlan
+from balancer.select import Tail
+from tools.found import Int64Array, few, repeated_ids
 from tools.mixture_proof import MixtureProof, PartEpochs
-from tools.selection_proof import Int64Array, SelectionProof, StepProof, few, repeated_ids
+from tools.selection_proof import SelectionProof, StepProof
 
 MAX_LISTED = 20
 
@@ -37,7 +39,7 @@ class Proof:
     """One pass over the lines of a ledger.
 
     Args:
-        plans: folder with the plans of the run.
+        folder: of the run; its plans are compared where they are still there.
 
     Attributes:
         findings: what is wrong, the first `MAX_LISTED` of `num_findings`.
@@ -49,7 +51,7 @@ class Proof:
         num_placed: steps that were compared with their plan.
     """
 
-    def __init__(self, plans: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.findings: list[str] = []
         self.num_findings = 0
         self.notes: list[str] = []
@@ -58,13 +60,18 @@ class Proof:
         self.num_steps = self.num_samples = self.num_starts = self.num_discarded = self.num_placed = 0
         self.worlds: list[World] = []
         self.replaced: set[int] = set()
-        self._plans = plans
+        self._folder = folder
         self._start: StartLine | None = None
 
     @property
     def parts(self) -> tuple[PartEpochs, ...]:
         """What was read of each part of a mixture."""
         return self.selection.parts if isinstance(self.selection, MixtureProof) else ()
+
+    @property
+    def tail(self) -> Tail | None:
+        """What the end of every epoch looks like; None where epochs are those of parts, or unknown."""
+        return self.selection.tail if isinstance(self.selection, StepProof) else None
 
     @property
     def weight_changes(self) -> tuple[int, ...]:
@@ -103,9 +110,9 @@ class Proof:
             return
         self.run = run
         if run.selector == STEP_SELECTOR:
-            self.selection = StepProof(run, self._found)
+            self.selection = StepProof(run, self._folder, self._found)
         elif run.selector == MIXTURE_SELECTOR:
-            self.selection = MixtureProof(run, self._found)
+            self.selection = MixtureProof(run, self._folder, self._found)
         else:
             self.notes.append(
                 f"samples are selected by {run.selector!r}: epochs and selection cannot be computed from the ledger"
@@ -167,7 +174,7 @@ class Proof:
 
     def _check_placement(self, name: str, line: StepLine) -> None:
         """Compare each rank's samples with the plan, in the order of its micro-batches."""
-        path = self._plans / f"step_{line.step:06d}.json"
+        path = self._folder / "plans" / f"step_{line.step:06d}.json"
         if not path.is_file():
             return
         try:

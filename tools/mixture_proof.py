@@ -11,6 +11,7 @@ Memory: 4 bytes per sample.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,8 @@ from balancer.mixture_draws import DrawTable, PartSize
 from balancer.mixture_weights import MixtureWeights
 from balancer.shuffle import Shuffle
 from dataloaders.mixture_source import id_ranges
-from tools.selection_proof import Found, Int64Array, check_place, compare_selection, few, known_ids
+from tools.found import Found, Int64Array, check_place, compare_selection, few
+from tools.known_ids import known_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +46,12 @@ class MixtureProof:
         weight_changes: steps (finished ones before them) at which weights changed.
     """
 
-    def __init__(self, run: RunLine, found: Found) -> None:
+    def __init__(self, run: RunLine, folder: Path, found: Found) -> None:
         self.num_complete = self.unfinished = self.num_selected = 0
         self.ids_from = ""
         self.notes: list[str] = []
         self.weight_changes: tuple[int, ...] = ()
-        self._run, self._found = run, found
+        self._run, self._folder, self._found = run, folder, found
         self._counts = _counts_of(run, found)
         self._sizes = [_size_of(part) for part in run.parts]
         self._weights: MixtureWeights | None = None
@@ -59,7 +61,7 @@ class MixtureProof:
 
     def _parts_of(self, run: RunLine) -> tuple[MixturePart, ...]:
         """The parts with their ids; none where the indices are not at hand."""
-        known = known_ids(run, self._found, self.notes)
+        known = known_ids(run, self._folder, self._found, self.notes)
         if known is None:
             return ()
         index, ids = known
@@ -133,7 +135,7 @@ class MixtureProof:
             self._found(f"step {step} of such a run cannot be: {error}")
             return
         self.num_selected += 1
-        compare_selection(step, selected, ids, self._found)
+        compare_selection(f"step {step}", selected, ids, self._found)
 
     def end(self) -> None:
         """Say what was not proven."""

@@ -1,36 +1,32 @@
 """Proof that steps hold what (seed, epoch, step) select of one set of samples, each of them once per epoch.
 
     step line ──cursor──> where its samples lie in an epoch
-      | as selected   the samples of a step = those that (ids, seed, epoch, cursor) select, computed again
-      | once          a complete epoch = the eligible ids, each once; an unfinished one repeats none
+      | as selected   the samples of a step = those that (ids, seed, epoch, cursor) select, see `tools.select_again`
+      | once          a complete epoch = the eligible ids, each once, but for what its tail leaves out or repeats;
+                      an unfinished one repeats none
 
-The eligible ids come from the cost index. Without it the first complete epoch gives them: the ledger keeps their number
-and digest. Until one is complete, the selection cannot be computed again, which a note says. Memory: about 8 bytes per
-sample of an epoch.
+The eligible ids come from the cost index (`tools.known_ids`). Without it, complete epochs give them: the ledger keeps
+their number and digest. Until they are known, or where steps are cut by tokens, the selection cannot be computed again,
+which a note says. Memory: about 8 bytes per sample of an epoch.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from balancer.errors import BalancerError, LedgerError, PlanError
+from balancer.cost_model import CostModel
+from balancer.errors import LedgerError, PlanError
 from balancer.ledger import ids_digest
-from balancer.ledger_groups import groups_of_ids
 from balancer.ledger_lines import RunLine, StartLine, StepLine
-from balancer.plan import Capacities
-from balancer.select import StepRange, StepSelector, eligible_ids, split_held_out, step_range
-from balancer.shuffle import Shuffle
-from dataloaders.errors import DataError
+from balancer.run_evidence import COST_FILE, FOLDER, read_cost
+from balancer.select import Tail, check_tail, steps_per_epoch
 from dataloaders.index import CostIndex
-from dataloaders.index_concat import IndexConcat
+from tools.found import Found, Int64Array, check_place, compare_place, few, repeated_ids
+from tools.known_ids import known_ids
+from tools.select_again import SelectAgain, takes_index
 
-MAX_NAMED_IDS = 5
-Int64Array = NDArray[np.int64]
-Found = Callable[[str], None]
-"""Takes what is wrong, in a sentence."""
+FIRST_EPOCH, EPOCHS, INDEX = "first complete epoch", "epochs so far", "index"
 
 
 class SelectionProof(Protocol):
@@ -60,44 +56,44 @@ class SelectionProof(Protocol):
 
 
 class StepProof:
-    """A `SelectionProof` of runs whose samples a `StepSelector` selects."""
+    """A `SelectionProof` of runs over one set of samples, whose steps are cut by count or by tokens.
 
-    def __init__(self, run: RunLine, found: Found) -> None:
+    Args:
+        run: first line of the ledger.
+        folder: of the run.
+        found: takes what is wrong.
+
+    Attributes:
+        tail: what the end of every epoch looks like.
+    """
+
+    def __init__(self, run: RunLine, folder: Path, found: Found) -> None:
         self.num_complete = self.unfinished = self.num_selected = 0
         self.ids_from = ""
         self.notes: list[str] = []
+        self.tail = _tail_of(run, found)
         self._run, self._found = run, found
-        self._selector: StepSelector | None = None
+        self._cost = _lookahead_cost(run, folder, found, self.notes)
+        self._selection: SelectAgain | None = None
         self._waiting: list[tuple[int, Int64Array]] = []
         self._epoch, self._parts = 0, list[Int64Array]()
-        known = known_ids(run, found, self.notes)
+        self._met: Int64Array = np.empty(0, dtype=np.int64)  # ids of finished epochs, while the eligible are unknown
+        known = known_ids(run, folder, found, self.notes)
         if known is not None:
-            self._know(known[1], "index", known[0].shard_numbers[known[1]])
+            self._know(known[1], INDEX, known[0])
 
-    def _know(self, ids: Int64Array, ids_from: str, shards: NDArray[np.int32] | None) -> None:
+    def _know(self, ids: Int64Array, ids_from: str, index: CostIndex | None) -> None:
         """From here on the selection of a step can be computed; do so for the steps that have waited."""
-        run = self._run
+        if index is None and takes_index(self._run):
+            return
         try:
-            if run.group_runs:
-                groups: ArrayLike | None = groups_of_ids(run.group_runs, ids, num_samples=run.num_samples)
-            else:
-                groups = shards
-            if run.shuffle == "block" and groups is None:
-                return
-            self._selector = StepSelector(
-                ids,
-                seed=run.seed,
-                global_batch_size=run.global_batch_size,
-                shuffle=cast("Shuffle", run.shuffle),
-                groups=groups,
-                block_shards=run.block_shards,
-            )
+            self._selection = SelectAgain(self._run, ids, index=index, cost=self._cost, found=self._found)
         except (LedgerError, PlanError) as error:
             self._found(f"what the run is cannot be: {error}")
             return
         self.ids_from = ids_from
         for step, consumed in self._waiting:
-            self._compare(self._selector, step, consumed)
+            self._selection.compare(step, consumed)
         self._waiting = []
 
     def start(self, line: StartLine) -> None:
@@ -105,23 +101,41 @@ class StepProof:
 
     def step(self, line: StepLine, ids: Int64Array) -> None:
         """Compare a step with what is selected."""
-        name, where = f"step {line.step}", check_place(line, self._run, self._found)
-        if where is None:
+        epoch = self._epoch_by_tokens(line) if self._run.step_tokens else self._epoch_by_count(line, len(ids))
+        if epoch is None:
             return
-        if len(ids) != where.stop - where.cursor:
-            self._found(f"{name} consumed {len(ids)} samples; {where.stop - where.cursor} are selected")
-        if where.epoch != self._epoch:
+        if epoch != self._epoch:
             self._end_epoch(is_last=False)
-            self._epoch = where.epoch
+            self._epoch = epoch
         self._parts.append(ids)
-        if self._selector is None:
-            self._waiting.append((line.step, ids))
+        if self._selection is None:
+            self._waiting.append((line.step - 1, ids))
         else:
-            self._compare(self._selector, line.step, ids)
+            self._selection.compare(line.step - 1, ids)
 
-    def _compare(self, selector: StepSelector, step: int, consumed: Int64Array) -> None:
-        self.num_selected += 1
-        compare_selection(step, selector.step_ids(step - 1)[1], consumed, self._found)
+    def _epoch_by_count(self, line: StepLine, num_consumed: int) -> int | None:
+        """The epoch of a step, having compared its place and its number of samples; None: there is no such step."""
+        where = check_place(line, self._run, self._found)
+        if where is None:
+            return None
+        num_selected = where.stop - where.cursor
+        if self.tail.num_repeated and num_selected < self._run.global_batch_size:
+            num_selected += self.tail.num_repeated
+        if num_consumed != num_selected:
+            self._found(f"step {line.step} consumed {num_consumed} samples; {num_selected} are selected")
+        return where.epoch
+
+    def _epoch_by_tokens(self, line: StepLine) -> int:
+        """The same of steps by tokens; where these are unknown, steps and epochs follow each other without a gap."""
+        if self._selection is not None:
+            where = self._selection.place(line.step - 1)
+            compare_place(line, where.epoch, where.cursor, self._found)
+            return where.epoch
+        begun = sum(map(len, self._parts))
+        epoch, cursor = (self._epoch + 1, 0) if begun >= self._run.num_ids else (self._epoch, begun)
+        # With look-ahead a step lies where it lay before samples were exchanged.
+        compare_place(line, epoch, cursor if self._run.lookahead_steps == 1 else line.cursor, self._found)
+        return line.epoch
 
     def end(self) -> None:
         """Check the last epoch, which may be unfinished."""
@@ -129,109 +143,77 @@ class StepProof:
         if self._waiting:
             self.notes.append(
                 f"the selection of {len(self._waiting)} steps was not computed again: that takes the index, or "
-                f"one complete epoch that was not shuffled in blocks"
+                f"complete epochs of steps that are neither cut by tokens nor shuffled in blocks"
+            )
+        if self._selection is None:
+            return
+        self._selection.end()
+        self.num_selected = self._selection.num_steps
+        if self._selection.num_in_blocks:
+            self.notes.append(
+                f"of {self._selection.num_in_blocks} steps it was computed again which samples their block of "
+                f"{self._run.lookahead_steps} holds, not which step of it: look-ahead takes the index and the cost"
             )
 
     def _end_epoch(self, *, is_last: bool) -> None:
         """Check the epoch whose parts were collected; only the last one may be unfinished."""
         if not self._parts:
             return
-        run = self._run
         ids, self._parts = np.concatenate(self._parts), []
-        name = f"epoch {self._epoch}"
-        if len(repeated := repeated_ids(ids)):
-            self._found(f"{name}: samples {few(repeated)} come more than once")
-        values = np.unique(ids)
-        if len(ids) < run.num_ids:
+        name, tail = f"epoch {self._epoch}", self.tail
+        values, counts = np.unique(ids, return_counts=True)
+        size = self._run.num_ids - tail.num_dropped
+        # Which samples come twice under `repeat` is compared with the selection of the step that repeats them.
+        is_whole = len(ids) >= size + tail.num_repeated
+        twice = repeated_ids(ids)
+        if len(twice) > (tail.num_repeated if is_whole else 0) or (counts > 2).any():
+            self._found(f"{name}: samples {few(twice)} come more than once")
+        if not is_whole:
             self.unfinished = len(ids)
             if not is_last:
-                self._found(f"{name}: {run.num_ids - len(values)} of {run.num_ids} samples are missing")
-        elif ids_digest(values) != run.ids_digest:
-            self._found(f"{name}: its {len(values)} different samples are not the {run.num_ids} eligible ones")
+                self._found(f"{name}: {max(0, size - len(values))} of {size} samples are missing")
+        elif len(values) != size or (not tail.num_dropped and ids_digest(values) != self._run.ids_digest):
+            self._found(f"{name}: its {len(values)} different samples are not the {size} eligible ones")
         else:
             self.num_complete += 1
-            if self._selector is None:
-                self._know(values, "first complete epoch", None)
+            self._learn(values)
+
+    def _learn(self, values: Int64Array) -> None:
+        """Take the ids of a complete epoch: together with those before they may be all that are eligible."""
+        if self._selection is not None or self.ids_from:
+            return
+        self._met = np.union1d(self._met, values)
+        if ids_digest(self._met) == self._run.ids_digest:
+            self._know(self._met, EPOCHS if self.tail.num_dropped else FIRST_EPOCH, None)
+        elif len(self._met) >= self._run.num_ids:
+            self._found(f"epochs 0 to {self._epoch}: their samples are not the {self._run.num_ids} eligible ones")
 
 
-def known_ids(run: RunLine, found: Found, notes: list[str]) -> tuple[CostIndex, Int64Array] | None:
-    """(index of a run, the ids it trains on); None, with a note or a finding, where they cannot be had."""
+def _tail_of(run: RunLine, found: Found) -> Tail:
+    """What the end of an epoch of the run looks like."""
     try:
-        index = open_index(run)
-    except (BalancerError, DataError, OSError) as error:
-        notes.append(f"the ledger is checked without the index: {error}")
-        return None
-    ids = trained_ids(index, run)
-    if len(ids) != run.num_ids or ids_digest(ids) != run.ids_digest:
-        found("the eligible ids that follow from the index are not those of the run: one of its options differs")
-        return None
-    return index, ids
-
-
-def open_index(run: RunLine) -> CostIndex:
-    """The cost index of a run, of a mixture those of its parts seen as one.
-
-    Raises:
-        LedgerError: it is gone, or another one lies there now.
-    """
-    if not run.parts:
-        return _open(run.index_folder, run.index)
-    index = IndexConcat({part.name: _open(part.index_folder, part.index) for part in run.parts})
-    if index.fingerprint != run.index:
-        raise LedgerError(f"the indices of its parts make up {index.fingerprint}, that of the run is {run.index}")
-    return index
-
-
-def _open(folder: str, fingerprint: str) -> CostIndex:
-    if not folder:
-        raise LedgerError("it was kept in memory")
-    if not Path(folder).is_dir():
-        raise LedgerError(f"{folder} is gone")
-    index = CostIndex.open(folder)
-    if index.fingerprint != fingerprint:
-        raise LedgerError(f"{folder} has fingerprint {index.fingerprint}, that of the run is {fingerprint}")
-    return index
-
-
-def trained_ids(index: CostIndex, run: RunLine) -> Int64Array:
-    """The ids that a run trains on, by its own rules, int64 [n]."""
-    capacities = Capacities(tokens=run.capacity_tokens, patches=run.capacity_patches)
-    eligible = eligible_ids(index, capacities, "drop").ids
-    return split_held_out(eligible, share=run.eval_share, seed=run.seed)[0]
-
-
-def check_place(line: StepLine, run: RunLine, found: Found) -> StepRange | None:
-    """Where a step of a run lies, having compared its line with that; None, with a finding, where it cannot be."""
-    try:
-        where = step_range(line.step - 1, num_samples=run.num_ids, global_batch_size=run.global_batch_size)
+        if run.step_tokens or not run.num_ids:
+            return Tail(policy="pad")
+        steps_per_epoch(run.num_ids, run.global_batch_size, check_tail(run.tail))
+        return Tail.of(run.num_ids, run.global_batch_size, check_tail(run.tail))
     except PlanError as error:
-        found(f"step {line.step} of such a run cannot be: {error}")
+        found(f"what the run is cannot be: {error}")
+        return Tail(policy="pad")
+
+
+def _lookahead_cost(run: RunLine, folder: Path, found: Found, notes: list[str]) -> CostModel | None:
+    """What look-ahead evens; None, with a note or a finding, where that is not at hand, or there is none."""
+    if run.lookahead_steps == 1:
         return None
-    if (line.epoch, line.cursor) != (where.epoch, where.cursor):
-        found(
-            f"step {line.step} is at epoch {line.epoch}, sample {line.cursor}; it belongs at epoch {where.epoch}, "
-            f"sample {where.cursor}"
-        )
-    return where
-
-
-def compare_selection(step: int, selected: Int64Array, consumed: Int64Array, found: Found) -> None:
-    """Say which samples of a step (from 1) were lost, and which do not belong there."""
-    lost, strange = np.setdiff1d(selected, consumed), np.setdiff1d(consumed, selected)
-    if len(lost):
-        found(f"step {step}: samples {few(lost)} are selected by seed and epoch, but were not consumed")
-    if len(strange):
-        found(f"step {step}: samples {few(strange)} were consumed, but are not selected by seed and epoch")
-
-
-def repeated_ids(ids: Int64Array) -> Int64Array:
-    """Ids that come more than once, ascending."""
-    values, counts = np.unique(ids, return_counts=True)
-    return values[counts > 1]
-
-
-def few(ids: ArrayLike) -> str:
-    """The first of these ids, for messages."""
-    listed = np.asarray(ids).tolist()
-    more = f" and {len(listed) - MAX_NAMED_IDS} more" if len(listed) > MAX_NAMED_IDS else ""
-    return ", ".join(map(str, listed[:MAX_NAMED_IDS])) + more
+    path = folder / FOLDER / COST_FILE
+    try:
+        model = read_cost(folder, COST_FILE)
+    except LedgerError as error:
+        found(str(error))
+        return None
+    if model is None:
+        notes.append(f"{path}, the cost that look-ahead evens, is gone")
+    elif model.fingerprint != run.lookahead_cost:
+        found(f"{path} is not the cost that the look-ahead of this run has evened")
+        return None
+    return model

@@ -29,6 +29,7 @@ class VerifyReport:
         num_ids: eligible ids of an epoch.
         num_complete: epochs that hold every eligible id once. unfinished: samples of the epoch begun last.
         num_selected: steps whose selection was computed again. ids_from: where the eligible ids came from.
+        tail: what epochs leave out or repeat at their end; "" where every one holds each sample once in whole steps.
         parts: what was read of each part of a mixture; then no epoch of the whole is counted.
     """
 
@@ -48,6 +49,7 @@ class VerifyReport:
     num_selected: int
     num_placed: int
     ids_from: str
+    tail: str = ""
     parts: tuple[PartEpochs, ...] = ()
     weight_changes: tuple[int, ...] = ()
 
@@ -69,7 +71,7 @@ def verify_run(folder: Path) -> VerifyReport:
         )
     if not path.is_file():
         raise UsageError(f"{path} does not exist: {folder} is no run, or was made by a version that kept no ledger.")
-    proof = Proof(folder / "plans")
+    proof = Proof(folder)
     proof.follow(read_lines(path))
     selection = proof.selection
     return VerifyReport(
@@ -89,6 +91,7 @@ def verify_run(folder: Path) -> VerifyReport:
         num_selected=0 if selection is None else selection.num_selected,
         num_placed=proof.num_placed,
         ids_from="" if selection is None else selection.ids_from,
+        tail="" if proof.tail is None else proof.tail.text(),
         parts=proof.parts,
         weight_changes=proof.weight_changes,
     )
@@ -120,6 +123,8 @@ def _rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
         yield "weights changed after steps", ", ".join(map(str, report.weight_changes)) or "never"
     else:
         yield "samples", f"{report.num_samples}: {_epochs(report.num_complete, report.num_ids, report.unfinished)}"
+    if report.tail:
+        yield "end of an epoch", report.tail
     ids_from = f", ids from {report.ids_from}" if report.ids_from else ""
     yield "selection computed again", f"{report.num_selected} steps{ids_from}"
     yield "compared with their plan", f"{report.num_placed} steps"
