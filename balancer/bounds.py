@@ -9,15 +9,17 @@ work         A pipeline rank p has W[p] work over all replicas; min(R, n) replic
              ceil(W[p] / min(R, n)) or more. Constants of micro-batches count for as many cells as capacities force. A
              spread encoder may be shared out evenly: a replica has P ranks for all its work, ceil(total / P).
 longest      A sample runs through all stages forward and then back, one after the other. Items of a spread encoder may
-             be encoded side by side, so they count as the longest item or as 1/P of their sum, whichever is more.
+             be encoded side by side, so they count as the longest item or as 1/min(P, M) of their sum, whichever is
+             more.
 granularity  Samples are not divided: `packing.makespan_bounds` for each pipeline rank: longest, pigeonhole, units.
              Where replicas meet in every micro-batch a rank pays the slowest replica M times: bound of
              `packing.grid_bounds` for ranks x slots, which also knows what capacities force together. With `unit` that
              holds for the encoder alone.
-pipeline     balancer/pipeline_bound.py: warm-up and drain.
+pipeline     balancer/pipeline_bound.py: warm-up, work and drain of all ranks together, and how little capacities let
+             micro-batches differ; a spread encoder's work included.
 
-Price: stages are bounded one by one, so where they compete for the same placement the bound is loose; pipelines are
-bounded as if samples could be divided. The largest of the four is the plan's lower bound; `gap` is what may be left.
+Price: the first three look at ranks one by one; the last counts samples as if they could be divided. The largest of
+the four is the plan's lower bound; `gap` is what may be left.
 """
 
 from dataclasses import dataclass
@@ -115,7 +117,7 @@ def lower_bounds(problem: PlacementProblem, num_microbatches: int) -> Bounds:
     total = total_over_stages(work)
     return Bounds(
         work_ns=_work_bound(problem, work),
-        longest_ns=_longest_bound(problem, total),
+        longest_ns=_longest_bound(problem, total, num_microbatches),
         granularity_ns=_granularity_bound(problem, work, columns, total, num_microbatches),
         pipeline_ns=pipeline_bound_ns(problem, num_microbatches),
         num_microbatches=num_microbatches,
@@ -174,7 +176,7 @@ def _least_constants(problem: PlacementProblem, replicas: int) -> Int64Array:
     return total
 
 
-def _longest_bound(problem: PlacementProblem, total: Int64Array) -> int:
+def _longest_bound(problem: PlacementProblem, total: Int64Array, num_microbatches: int) -> int:
     chain = total.copy()
     constants = problem.forward_constant_ns + problem.backward_constant_ns
     if problem.splits_backward:
@@ -190,7 +192,9 @@ def _longest_bound(problem: PlacementProblem, total: Int64Array) -> int:
             (problem.forward_ns[:, 0], problem.item_forward_ns),
             (problem.backward_ns[:, 0], problem.item_backward_ns),
         ):
-            shared = -(-problem.counts.sum_of_items(items) // problem.num_pipeline_ranks)
+            # A unit has a place for every rank, but no more than there are micro-batches.
+            places = min(problem.num_pipeline_ranks, num_microbatches)
+            shared = -(-problem.counts.sum_of_items(items) // places)
             chain += np.minimum(own, np.maximum(shared, problem.counts.longest_of_items(items)))
     return int(chain.max())
 
