@@ -27,10 +27,13 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from balancer.cost_model import CostModel
-from balancer.cost_terms import StageCost, StageMemory, StageTerms
+from balancer.cost_terms import DOMAINS, MAX_STAGES, StageMemory
 from balancer.errors import CostModelError
-from balancer.fit_report import CONSTANT, TERM_FIELDS, Accuracy, Fit, StageFit
+from balancer.fit_checks import check_domains, check_subject
+from balancer.fit_report import Fit
+from balancer.number_checks import is_whole
 from balancer.observations import OPS, WINDOWED, Observations, Op
+from balancer.stage_fit import CONSTANT, Accuracy, StageFit, stage_cost_of
 
 Domain = Literal["encoder", "llm", "generator"]
 Floats = NDArray[np.float64]
@@ -48,6 +51,7 @@ def fit(
     *,
     domains: Sequence[str] | None = None,
     num_stages: int | None = None,
+    layers: Sequence[int] = (),
     memory: tuple[StageMemory, ...] | None = None,
     subject: Mapping[str, Any] | None = None,
 ) -> Fit:
@@ -56,18 +60,26 @@ def fit(
     Args:
         domains: encoder, llm or generator for every stage. Default: stage 0 the encoder, the others the LLM.
         num_stages: of the pipeline; default: those that were measured.
+        layers: of every stage, where known: a plan for another split is then refused.
         memory: modelled bytes that the model shall carry; a measurement of time says nothing about them.
         subject: what was measured (model, device, clock, ...), stored with the fit.
 
     Raises:
-        CostModelError: a stage without forward or backward acts, or with fewer than three micro-batches.
+        CostModelError: a stage without forward or backward acts, or with fewer than three micro-batches; a pipeline
+            that cannot be; a subject that cannot be stored.
     """
+    if not isinstance(observations, Observations):
+        raise CostModelError(f"fit takes Observations, not {type(observations).__name__}; see Observations.of_step")
+    check_subject(subject or {})
     medians = observations.medians()
     measured = int(medians.stage.max()) + 1 if len(medians) else 0
+    if num_stages is not None and not is_whole(num_stages, low=1, high=MAX_STAGES):
+        raise CostModelError(f"num_stages={str(num_stages)[:40]}: a pipeline has 1 to {MAX_STAGES} stages")
     if domains is None:
         domains = ["encoder", *["llm"] * ((num_stages or measured) - 1)]
     if num_stages not in (None, len(domains)) or measured > len(domains):
         raise CostModelError(f"acts of {measured} stages and num_stages={num_stages}, but {len(domains)} domains")
+    check_domains(domains)
     fits = [
         _fit_stage(medians, stage, op, domains, repeats=len(observations) / max(1, len(medians)))
         for stage in range(len(domains))
@@ -75,9 +87,17 @@ def fit(
         if len(medians.of(stage, op)[0])
     ]
     window = observations.causal_window
-    stages = tuple(_stage_cost(fits, stage, domain, window) for stage, domain in enumerate(domains))
+    stages = tuple(stage_cost_of(fits, stage, domain, window) for stage, domain in enumerate(domains))
     source = "calibration" + "".join(f", {name} {value}" for name, value in (subject or {}).items())
-    model = CostModel(stages=stages, memory=memory, absolute=True, note=_note(fits), source=source)
+    model = CostModel(
+        stages=stages,
+        memory=memory,
+        absolute=True,
+        note=_note(fits),
+        source=source,
+        domains=tuple(domains),
+        layers=tuple(layers),
+    )
     return Fit(model=model, stages=tuple(fits), subject=dict(subject or {}), causal_window=window)
 
 
@@ -138,7 +158,7 @@ def _candidates(domains: Sequence[str], stage: int, causal_window: int) -> tuple
             first = ("visual",) if stage == llm[0] else ()
             last = ("labels",) if stage == llm[-1] else ()
             return ("tokens", "token_sq", *windowed, "samples", *last, *first)
-    raise CostModelError(f"stage {stage} of domain {domains[stage]!r}; choose encoder, llm or generator")
+    raise CostModelError(f"stage {stage} of domain {domains[stage]!r}; choose {', '.join(DOMAINS)}")
 
 
 def _independent(columns: Mapping[str, Floats], measured: Floats) -> tuple[list[str], dict[str, str]]:
@@ -215,25 +235,6 @@ def _held_out_errors(table: Floats, measured: Floats, factor: Floats) -> Floats:
         coefficients = _least_squares(table[~out], measured[~out], factor[~out])
         errors[out] = table[out] @ coefficients / measured[out] - 1.0
     return errors
-
-
-def _stage_cost(fits: Sequence[StageFit], stage: int, domain: str, causal_window: int) -> StageCost:
-    by_op = {fitted.op: _stage_terms(fitted.terms, causal_window) for fitted in fits if fitted.stage == stage}
-    if "F" not in by_op or not ("B" in by_op or {"I", "W"} <= set(by_op)):
-        raise CostModelError(
-            f"stage {stage} ({domain}) has acts of {', '.join(by_op) or 'no op'}; F and B, or F, I and W, are needed. "
-            f"Measure micro-batches that run it (images for an encoder), or leave the stage out."
-        )
-    if "B" in by_op:
-        return StageCost(forward=by_op["F"], backward=by_op["B"])
-    whole = {name: getattr(by_op["I"], name) + getattr(by_op["W"], name) for name in TERM_FIELDS.values()}
-    backward = StageTerms(**whole, causal_window=by_op["W"].causal_window)
-    return StageCost(forward=by_op["F"], backward=backward, weight=by_op["W"])
-
-
-def _stage_terms(terms: Mapping[str, float], causal_window: int) -> StageTerms:
-    window = causal_window if terms.get(WINDOWED, 0.0) > 0.0 else 0
-    return StageTerms(**{TERM_FIELDS[name]: value for name, value in terms.items()}, causal_window=window)
 
 
 def _note(fits: Sequence[StageFit]) -> str:

@@ -36,10 +36,12 @@ class ConfigFields:
         """Read a `config.json`, or the one in a folder.
 
         Raises:
-            CostModelError: no such file, more than 16 MiB, or not a JSON object.
+            CostModelError: no such file, a pipe or device, more than 16 MiB, or not a JSON object.
         """
         file = path / CONFIG_FILE if path.is_dir() else path
         try:
+            if file.exists() and not file.is_file():  # a pipe would wait for its writer, a device may never end
+                raise CostModelError(f"{file} is no regular file: name a folder with a {CONFIG_FILE}, or that file")
             with file.open("rb") as stream:
                 content = stream.read(MAX_CONFIG_BYTES + 1)
         except OSError as error:

@@ -20,7 +20,6 @@ follow from a rate, which scales everything alike and never changes a plan witho
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -31,6 +30,8 @@ import numpy as np
 
 from balancer.cost_terms import (
     COEFFICIENTS,
+    DOMAINS,
+    MAX_STAGES,
     StageCost,
     StageMemory,
     StageTerms,
@@ -41,11 +42,13 @@ from balancer.cost_terms import (
 )
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import CostModelError
-from balancer.flops import HeadOn, TrainOptions, module_names
+from balancer.flops import HeadOn, TrainOptions, check_head_on, module_names
 from balancer.hardware import NOMINAL, Efficiency, Hardware
 from balancer.layout import ParallelSpec
 from balancer.model_shape import ModelShape
+from balancer.number_checks import is_number, is_whole
 from balancer.stage_costs import NOMINAL_FLOPS_PER_SECOND, stage_costs
+from balancer.tower_dims import EncoderDims, LLMDims, encoder_terms, llm_terms
 
 if TYPE_CHECKING:
     from balancer.observations import Observations
@@ -53,50 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["CostModel", "EncoderDims", "LLMDims", "StageCost", "StageMemory", "StageTerms"]
 
 FORMAT_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderDims:
-    """Shape of a vision tower.
-
-    Attributes:
-        dim, depth, mlp_dim: width, layers, SwiGLU hidden width.
-        num_full_layers: layers with full attention; the others use windows.
-        out_dim: width of the LLM that receives the merged patches.
-        patch_dim: numbers per patch (channels * temporal * height * width).
-        merge: side of the square of patches that becomes one visual token.
-    """
-
-    dim: int
-    depth: int
-    mlp_dim: int
-    num_full_layers: int
-    out_dim: int
-    patch_dim: int = 1176
-    merge: int = 2
-
-    def __post_init__(self) -> None:
-        _require_positive(self, optional=("num_full_layers",))
-        if not 0 <= self.num_full_layers <= self.depth:
-            raise CostModelError(f"num_full_layers={self.num_full_layers} of depth={self.depth} layers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LLMDims:
-    """Shape of a decoder-only LLM with grouped-query attention and SwiGLU. `head_dim` defaults to dim / num_heads."""
-
-    dim: int
-    depth: int
-    num_heads: int
-    num_kv_heads: int
-    mlp_dim: int
-    vocab_size: int
-    head_dim: int = 0
-
-    def __post_init__(self) -> None:
-        _require_positive(self, optional=("head_dim",))
-        if self.head_dim == 0:
-            object.__setattr__(self, "head_dim", self.dim // self.num_heads)
+_MOST_SHOWN = 16  # stages in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +69,12 @@ class CostModel:
         absolute: whether times are meant in real nanoseconds of known hardware; otherwise only their ratios count.
         note: what a reader must know (an unknown rate, an approximation); empty if nothing.
         source: where the coefficients come from.
+        domains: encoder, llm or generator for every stage, [S]; () where nobody said.
+        layers: of every stage, [S]; () where nobody said. Neither counts in the fingerprint.
 
     Raises:
-        CostModelError: no stages, memory for another number of stages, or a prediction beyond the range of int64.
+        CostModelError: no stages, memory, domains or layers for another number of stages, or a prediction beyond the
+            range of int64.
     """
 
     stages: tuple[StageCost, ...]
@@ -119,17 +82,41 @@ class CostModel:
     absolute: bool = False
     note: str = ""
     source: str = ""
+    domains: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.stages:
-            raise CostModelError("a cost model has at least one stage")
+        if not 1 <= len(self.stages) <= MAX_STAGES:
+            raise CostModelError(
+                f"{len(self.stages)} stages: a cost model has at least one stage, at most {MAX_STAGES}"
+            )
         if self.memory is not None and len(self.memory) != len(self.stages):
             raise CostModelError(f"memory of {len(self.memory)} stages for a cost model of {len(self.stages)}")
+        for name, allowed, fits in (
+            ("domains", f"each of {', '.join(DOMAINS)}", all(domain in DOMAINS for domain in self.domains)),
+            ("layers", "each a number of layers", all(is_whole(layers) for layers in self.layers)),
+        ):
+            values = getattr(self, name)
+            if not fits or len(values) not in (0, len(self.stages)):
+                raise CostModelError(f"{name}={str(values)[:80]}: one per stage, {len(self.stages)}, {allowed}")
 
     @property
     def num_stages(self) -> int:
         """S, the number of stages."""
         return len(self.stages)
+
+    def other_split(self, domains: Sequence[str], layers: Sequence[int] = ()) -> str:
+        """What tells the split that this model is of from another one; "" where nothing does.
+
+        Args:
+            domains: of the stages of the other one (`ParallelSpec.domain_of_stage`).
+            layers: of its stages; () where they are not known.
+        """
+        mine, other = self.domains or ("?",) * self.num_stages, tuple(domains)
+        same = len(mine) == len(other) if not self.domains else mine == other
+        if same and (not layers or not self.layers or tuple(layers) == self.layers):
+            return ""
+        return f"is of {_split_text(mine, self.layers)}, the layout is {_split_text(other, tuple(layers))}"
 
     @property
     def fingerprint(self) -> str:
@@ -197,7 +184,8 @@ class CostModel:
         memory = None if self.memory is None else [_changed(stage) for stage in self.memory]
         content = {"format_version": FORMAT_VERSION, "fingerprint": self.fingerprint, "stages": stages}
         texts = {"absolute": self.absolute, "note": self.note, "source": self.source}
-        return json.dumps({**content, **texts, "memory": memory}, indent=2, sort_keys=True)
+        split = {name: list(getattr(self, name)) for name in ("domains", "layers")}
+        return json.dumps({**content, **texts, **split, "memory": memory}, indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "CostModel":
@@ -219,15 +207,20 @@ class CostModel:
             memory = data.pop("memory")
             if not isinstance(data["absolute"], bool) or not isinstance(data["note"] + data["source"], str):
                 raise TypeError("absolute is true or false, note and source are texts")
+            domains, layers = (tuple(data.pop(name, ())) for name in ("domains", "layers"))
             model = cls(
                 stages=stages,
+                domains=domains,
+                layers=layers,
                 memory=None if memory is None else tuple(StageMemory(**_numbers(stage)) for stage in memory),
                 **data,
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             if isinstance(error, CostModelError):
                 raise
-            raise CostModelError(f"cost model cannot be read ({error!r}); write it with CostModel.to_json") from error
+            raise CostModelError(
+                f"cost model cannot be read ({error!r:.200}); write it with CostModel.to_json"
+            ) from error
         if model.fingerprint != fingerprint:
             raise CostModelError(
                 f"cost model has fingerprint {model.fingerprint[:12]}, its text says {str(fingerprint)[:12]}: it was "
@@ -288,7 +281,13 @@ class CostModel:
             efficiency=efficiency,
         )
         return cls(
-            stages=costs.stages, memory=costs.memory, absolute=costs.absolute, note=costs.note, source=costs.source
+            stages=costs.stages,
+            memory=costs.memory,
+            absolute=costs.absolute,
+            note=costs.note,
+            source=costs.source,
+            domains=costs.domains,
+            layers=costs.layers,
         )
 
     @classmethod
@@ -331,19 +330,41 @@ class CostModel:
         Raises:
             CostModelError: layers that do not add up, or a rate or factor that is no positive number.
         """
-        if sum(llm_layers_per_stage) != llm.depth or any(layers < 0 for layers in llm_layers_per_stage):
+        check_head_on(head_on)
+        parts = list(llm_layers_per_stage) if isinstance(llm_layers_per_stage, Sequence) else []
+        if not parts or not all(is_whole(layers) for layers in parts) or sum(parts) != llm.depth:
             raise CostModelError(
-                f"llm_layers_per_stage={list(llm_layers_per_stage)} adds up to {sum(llm_layers_per_stage)}; "
-                f"the LLM has {llm.depth} layers"
+                f"llm_layers_per_stage={str(llm_layers_per_stage)[:200]}{_sum_text(parts)}; the LLM has {llm.depth} "
+                "layers: give the number of each stage, as a list"
             )
-        if not (math.isfinite(flops_per_second) and flops_per_second > 0.0):
-            raise CostModelError(f"flops_per_second={flops_per_second}: measure it or leave the default")
+        if not is_number(flops_per_second) or flops_per_second == 0.0:
+            raise CostModelError(f"flops_per_second={str(flops_per_second)[:40]}: measure it or leave the default")
+        if not is_number(backward_factor):
+            raise CostModelError(f"backward_factor={str(backward_factor)[:40]}: a number from 0 on")
         ns_per_flop = 1e9 / flops_per_second
-        forward = [_encoder_terms(encoder, ns_per_flop)]
-        last = len(llm_layers_per_stage) - 1
-        for index, layers in enumerate(llm_layers_per_stage):
-            forward.append(_llm_terms(llm, layers, ns_per_flop, head_on if index == last else None))
-        return cls(stages=tuple(StageCost(forward=terms, backward=terms.scaled(backward_factor)) for terms in forward))
+        forward = [encoder_terms(encoder, ns_per_flop)]
+        last = len(parts) - 1
+        for index, layers in enumerate(parts):
+            forward.append(llm_terms(llm, layers, ns_per_flop, head_on if index == last else None))
+        return cls(
+            stages=tuple(StageCost(forward=terms, backward=terms.scaled(backward_factor)) for terms in forward),
+            domains=("encoder", *["llm"] * len(parts)),
+            layers=(encoder.depth, *parts),
+        )
+
+
+def _split_text(domains: tuple[str, ...], layers: tuple[int, ...]) -> str:
+    """`2 stages: encoder (27 layers), llm (28 layers)`."""
+    if len(layers) != len(domains):
+        named = list(domains)
+    else:
+        named = [f"{domain} ({count} layers)" for domain, count in zip(domains, layers, strict=True)]
+    shown = ", ".join(named[:_MOST_SHOWN]) + (", ..." if len(named) > _MOST_SHOWN else "")
+    return f"{len(named)} stages" if set(domains) == {"?"} else f"{len(named)} stages: {shown}"
+
+
+def _sum_text(parts: Sequence[Any]) -> str:
+    return f" adds up to {sum(parts)}" if parts and all(is_whole(part) for part in parts) else ""
 
 
 def _changed(terms: StageTerms | StageMemory) -> dict[str, float | int]:
@@ -357,37 +378,3 @@ def _numbers(terms: Any) -> dict[str, Any]:
     ):
         raise CostModelError(f"terms of a stage are numbers by name; got {str(terms)[:80]}")
     return terms
-
-
-def _encoder_terms(dims: EncoderDims, ns_per_flop: float) -> StageTerms:
-    """Per patch: embedding; per layer q, k, v, output (8 d^2) and SwiGLU (6 d m); the merger works on squares."""
-    merged_dim = dims.dim * dims.merge**2
-    merger = (2 * merged_dim**2 + 2 * merged_dim * dims.out_dim) // dims.merge**2
-    layers = dims.depth * (8 * dims.dim**2 + 6 * dims.dim * dims.mlp_dim)
-    # Scores and weighted values are 2 d FLOPs each per pair of patches.
-    pair = 4 * dims.dim
-    return StageTerms(
-        per_patch_ns=(2 * dims.patch_dim * dims.dim + layers + merger) * ns_per_flop,
-        per_full_sq_ns=dims.num_full_layers * pair * ns_per_flop,
-        per_window_sq_ns=(dims.depth - dims.num_full_layers) * pair * ns_per_flop,
-    )
-
-
-def _llm_terms(dims: LLMDims, layers: int, ns_per_flop: float, head_on: str | None) -> StageTerms:
-    """Per token and layer: q, output (4 d h), k, v (4 d g), SwiGLU (6 d m); h, g: widths of all query, kv heads."""
-    query_dim, kv_dim = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
-    layer = 4 * dims.dim * query_dim + 4 * dims.dim * kv_dim + 6 * dims.dim * dims.mlp_dim
-    head = 2 * dims.dim * dims.vocab_size
-    return StageTerms(
-        per_token_ns=(layers * layer + (head if head_on == "all" else 0)) * ns_per_flop,
-        per_label_ns=(head if head_on == "labels" else 0) * ns_per_flop,
-        # 4 h per pair, half of the pairs under the causal mask.
-        per_token_sq_ns=layers * 2 * query_dim * ns_per_flop,
-    )
-
-
-def _require_positive(dims: EncoderDims | LLMDims, *, optional: tuple[str, ...]) -> None:
-    for field in fields(dims):
-        value = getattr(dims, field.name)
-        if value < (0 if field.name in optional else 1):
-            raise CostModelError(f"{field.name}={value}: a model dimension is a positive number")

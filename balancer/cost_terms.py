@@ -8,7 +8,6 @@ to half a unit of rounding per term. Stages with equal coefficients are evaluate
 the cache.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
@@ -17,11 +16,16 @@ import numpy as np
 
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import CostModelError
+from balancer.number_checks import is_number, is_whole
 
 Column = Literal["samples", "items", "tokens", "labels", "visual", "patches", "full_sq", "window_sq"]
 Columns = Mapping[Column, Int64Array]
+DOMAINS = ("encoder", "llm", "generator")
+MAX_STAGES = 4096
 
 _LARGEST_TERM = 2.0**58
+# Three days of one micro-batch: thousands of them still add up in int64.
+_LARGEST_CONSTANT_NS = 2.0**48
 # Squares of longer samples leave int64.
 _LARGEST_TOKENS = 2**31
 _BLOCK_ROWS = 16384
@@ -42,7 +46,8 @@ class StageTerms:
         causal_window: that window in tokens; 0 where the term is not used.
 
     Raises:
-        CostModelError: a coefficient that is negative or not finite, or a windowed term without a window.
+        CostModelError: a coefficient that is negative, not finite or beyond what integer nanoseconds hold, or a
+            windowed term without a window.
     """
 
     constant_ns: float = 0.0
@@ -61,12 +66,15 @@ class StageTerms:
     def __post_init__(self) -> None:
         for name in COEFFICIENTS:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise CostModelError(f"{name}={value}: a cost coefficient is finite and not negative")
-        window_fits = isinstance(self.causal_window, int) and 0 <= self.causal_window <= _LARGEST_TOKENS
+            limit = _LARGEST_CONSTANT_NS if name == "constant_ns" else _LARGEST_TERM
+            if not is_number(value, high=limit):
+                raise CostModelError(
+                    f"{name}={str(value)[:40]}: a cost coefficient is finite and not negative, at most {limit:.3g} ns"
+                )
+        window_fits = is_whole(self.causal_window, high=_LARGEST_TOKENS)
         if not window_fits or (self.per_causal_window_ns > 0.0 and self.causal_window == 0):
             raise CostModelError(
-                f"causal_window={self.causal_window} with per_causal_window_ns={self.per_causal_window_ns}: "
+                f"causal_window={str(self.causal_window)[:40]} with per_causal_window_ns={self.per_causal_window_ns}: "
                 "a window is a positive number of tokens"
             )
 
@@ -132,8 +140,8 @@ class StageMemory:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int) or not 0 <= value < 2**63:
-                raise CostModelError(f"{field.name}={value!r}: bytes are integers from 0")
+            if not is_whole(value):
+                raise CostModelError(f"{field.name}={str(value)[:40]}: bytes are integers from 0")
 
 
 _TIME_COLUMNS: tuple[tuple[str, Column], ...] = (

@@ -8,7 +8,8 @@ of its configuration class in transformers.
 
 Refused is what has no closed form here: layers that are no attention (state space, linear, recurrent), attention over
 chosen or chunked tokens, and to another sequence. `layer_types` names them; hybrids without it are known by the fields
-that only they have, in the config of the LLM or beside it.
+that only they have, in the config of the LLM or beside it, or by their family: a config may leave out what is the
+default of its class.
 """
 
 import re
@@ -102,7 +103,25 @@ _REFUSED_ORDERS = (
     r"|layers?_block_types?|block_types|hybrid_\w+|global_attn_\w+|global_attention_every_\w+|layer_group_size",
     "layers of several kinds",
 )
-_NO_ATTENTION = re.compile(r"(falcon_?)?mamba\d*|rwkv\d*|xlstm|retnet")
+# Families (patterns of whole names) whose defaults have layers without a closed form, and of what kind.
+_REFUSED_FAMILIES = (
+    (r"(falcon_?)?mamba\d*|rwkv\d*|xlstm|retnet", "no attention"),
+    (
+        r"jamba|bamba|zamba\d*|nemotron_h|falcon_?h1|granitemoehybrid|plamo2|hymba|samba|phi4flash",
+        "state-space layers",
+    ),
+    (r"kimi_linear|bailing_(hybrid|moe_linear)|olmo_hybrid|minimax_(text_01|m1)", "linear attention"),
+    (r"recurrent_?gemma|griffin|stripedhyena", "recurrent or convolution layers"),
+    (r"deepseek_v32", "sparse attention"),
+    (r"mllama(_text_model)?|idefics", "cross-attention"),
+)
+# The same, of families whose `layer_types` says it all where it is given.
+_REFUSED_WITHOUT_LAYER_TYPES = (
+    (r"qwen3_next|qwen3_5(_moe)?(_text)?|qwen4_exp(_text)?|glm5_next(_text)?|minimax", "linear attention"),
+    (r"lfm2(_\w+)?|lfm3", "recurrent or convolution layers"),
+    (r"llama4(_text)?", "attention in chunks"),
+    (r"gpt_neo", "layers of several kinds"),
+)
 
 
 def decoder_shape(text: ConfigFields, root: ConfigFields) -> tuple[DecoderShape, str]:
@@ -134,15 +153,18 @@ def decoder_shape(text: ConfigFields, root: ConfigFields) -> tuple[DecoderShape,
 
 def _refuse_other_layers(text: ConfigFields, root: ConfigFields) -> None:
     """Raises CostModelError where fields, or the family, say what has no closed form."""
-    refused = _REFUSED_FIELDS if text.has("layer_types") else (*_REFUSED_FIELDS, _REFUSED_ORDERS)
+    listed = text.has("layer_types")
+    refused = _REFUSED_FIELDS if listed else (*_REFUSED_FIELDS, _REFUSED_ORDERS)
+    families = _REFUSED_FAMILIES if listed else (*_REFUSED_FAMILIES, *_REFUSED_WITHOUT_LAYER_TYPES)
     for part in (text, root):
         for pattern, meaning in refused:
             # Configs also hold the switches of what they do not have: false, 0, null or an empty list.
             found = next((name for name, value in part.values.items() if value and re.fullmatch(pattern, name)), None)
             if found is not None:
                 raise _no_closed_form(part, f"{found}={str(part.values[found])[:60]} tells of {meaning}")
-        if _NO_ATTENTION.fullmatch(part.model_type):
-            raise _no_closed_form(part, f"model_type {part.model_type!r} has no attention")
+        for pattern, meaning in families:
+            if re.fullmatch(pattern, part.model_type):
+                raise _no_closed_form(part, f"model_type {part.model_type!r} has {meaning}")
 
 
 def _no_closed_form(part: ConfigFields, reason: str) -> CostModelError:

@@ -10,106 +10,24 @@ which terms of which micro-batches are there, and how far the calibration went.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from balancer.cost_model import CostModel
 from balancer.counts import Int64Array
 from balancer.errors import CostModelError
-from balancer.observations import COLUMNS, WINDOWED, Op
+from balancer.fit_checks import check_fit
+from balancer.observations import COLUMNS, WINDOWED
+from balancer.stage_fit import Accuracy, StageFit
+
+__all__ = ["Accuracy", "Fit", "StageFit", "read_cost_model"]
 
 FIT_FORMAT_VERSION = 1
-CONSTANT = "constant"
-# Term of a fit -> coefficient of StageTerms.
-TERM_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        CONSTANT: "constant_ns",
-        "samples": "per_sample_ns",
-        "items": "per_item_ns",
-        "tokens": "per_token_ns",
-        "labels": "per_label_ns",
-        "visual": "per_visual_ns",
-        "patches": "per_patch_ns",
-        "full_sq": "per_full_sq_ns",
-        "window_sq": "per_window_sq_ns",
-        "token_sq": "per_token_sq_ns",
-        WINDOWED: "per_causal_window_ns",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """Relative errors |predicted / measured - 1| of one stage and op over micro-batches.
-
-    Attributes:
-        median, p95, largest: of the absolute errors. bias: median of the signed ones (above 0: predicted too long).
-    """
-
-    stage: int
-    op: Op
-    num_microbatches: int
-    median: float
-    p95: float
-    largest: float
-    bias: float
-
-    @classmethod
-    def of(cls, stage: int, op: Op, errors: NDArray[np.float64]) -> "Accuracy":
-        """From signed relative errors [b], b >= 1."""
-        size = np.abs(errors)
-        return cls(
-            stage=stage,
-            op=op,
-            num_microbatches=len(errors),
-            median=float(np.median(size)),
-            p95=float(np.quantile(size, 0.95)),
-            largest=float(size.max()),
-            bias=float(np.median(errors)),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFit:
-    """One stage and op.
-
-    Attributes:
-        domain: encoder, llm or generator.
-        num_microbatches: distinct ones that were measured. repeats: mean number of times.
-        terms: nanoseconds per unit, the constant included; a term that was fitted and costs nothing is 0.
-        left_out: reason by term that the data cannot tell apart.
-        r2: share of the variance of the times that is explained, in sample; NaN where they do not vary.
-        held_out: errors on micro-batches that the fit has not seen.
-        ranges: smallest and largest count in one micro-batch, of every term that can cost time here.
-    """
-
-    stage: int
-    op: Op
-    domain: str
-    num_microbatches: int
-    repeats: float
-    terms: Mapping[str, float]
-    left_out: Mapping[str, str]
-    r2: float
-    held_out: Accuracy
-    ranges: Mapping[str, tuple[int, int]]
-
-    def predict_ns(self, cells: Int64Array, names: tuple[str, ...] = COLUMNS) -> NDArray[np.float64]:
-        """Nanoseconds of micro-batches with the given counts, [g, C] -> [g]; one that holds nothing costs nothing."""
-        total = np.full(len(cells), self.terms.get(CONSTANT, 0.0))
-        for index, name in enumerate(names):
-            total += self.terms.get(name, 0.0) * cells[:, index].astype(np.float64)
-        return np.where(self.runs(cells, names), total, 0.0)
-
-    def runs(self, cells: Int64Array, names: tuple[str, ...] = COLUMNS) -> NDArray[np.bool_]:
-        """Which micro-batches run this stage at all, bool [g]."""
-        present: NDArray[np.bool_] = cells[:, names.index("patches" if self.domain == "encoder" else "tokens")] > 0
-        return present
+MAX_FILE_BYTES = 64 * 1024**2
+UNTRUSTED_MEDIAN = 0.25
+"""Median relative error of a stage and op beyond which a plan had better use the closed form."""
+_ROWS_PER_TERM = 4  # micro-batches that a term needs to be told apart from noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +68,26 @@ class Fit:
                     ] = None
         return tuple(said)
 
+    def doubts(self) -> tuple[str, ...]:
+        """Why the fit is not to be trusted: one sentence per stage and op that it predicts badly; () where it is."""
+        said = []
+        for stage in self.stages:
+            medians = [stage.held_out.median]
+            medians += [row.median for row in self.verified if (row.stage, row.op) == (stage.stage, stage.op)]
+            if max(medians) <= UNTRUSTED_MEDIAN:
+                continue
+            few = stage.num_microbatches < _ROWS_PER_TERM * len(stage.terms)
+            why = (
+                f"{stage.num_microbatches} micro-batches are few for {len(stage.terms)} terms: measure more"
+                if few
+                else "times vary by more than their counts explain: measure on a quiet machine, with more repeats"
+            )
+            said.append(
+                f"stage {stage.stage} {stage.op} ({stage.domain}) is predicted with a median error of "
+                f"{max(medians):.0%}; {why}"
+            )
+        return tuple(said)
+
     def lines(self) -> list[str]:
         """The report as text, one line per stage and op, then what was left out."""
         rows = []
@@ -187,23 +125,27 @@ class Fit:
         """Read `to_json`'s text.
 
         Raises:
-            CostModelError: not a fit, of another format version, or damaged.
+            CostModelError: not a fit, of another format version, damaged, or evidence that does not belong to the
+                model (`balancer.fit_checks`).
         """
         try:
             data = json.loads(text)
             version = data.pop("fit_format_version")
             if version != FIT_FORMAT_VERSION:
                 raise CostModelError(f"calibration of format {version}; this version reads {FIT_FORMAT_VERSION}")
-            return cls(
+            fitted = cls(
                 model=CostModel.from_json(json.dumps(data.pop("model"))),
                 stages=tuple(_stage_fit(stage) for stage in data.pop("stages")),
                 verified=tuple(Accuracy(**_numbers(row)) for row in data.pop("verified")),
                 **data,
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            domains = check_fit(fitted)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             if isinstance(error, CostModelError):
                 raise
-            raise CostModelError(f"calibration cannot be read ({error!r}); write it with Fit.to_json") from error
+            raise CostModelError(f"calibration cannot be read ({error!r:.200}); write it with Fit.to_json") from error
+        # Files of older versions name the domains beside the model only.
+        return fitted if fitted.model.domains else replace(fitted, model=replace(fitted.model, domains=domains))
 
 
 def read_cost_model(path: str | Path) -> tuple[CostModel, Fit | None]:
@@ -213,13 +155,23 @@ def read_cost_model(path: str | Path) -> tuple[CostModel, Fit | None]:
         CostModelError: a file that cannot be read as either; the text names it.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _text_of(Path(path))
         if '"fit_format_version"' in text:
             fitted = Fit.from_json(text)
             return fitted.model, fitted
         return CostModel.from_json(text), None
     except (OSError, UnicodeDecodeError, CostModelError) as error:
         raise CostModelError(f"{path}: {error}") from None
+
+
+def _text_of(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would wait for its writer, a device may never end
+        raise CostModelError("no regular file")
+    with path.open("rb") as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise CostModelError(f"more than {MAX_FILE_BYTES} bytes: this is no cost model")
+    return content.decode("utf-8")
 
 
 def _plain(content: dict[str, Any]) -> dict[str, Any]:
@@ -234,5 +186,5 @@ def _numbers(content: dict[str, Any]) -> dict[str, Any]:
 def _stage_fit(content: dict[str, Any]) -> StageFit:
     values = _numbers(content)
     values["held_out"] = Accuracy(**_numbers(values["held_out"]))
-    values["ranges"] = {name: (int(low), int(high)) for name, (low, high) in values["ranges"].items()}
+    values["ranges"] = {name: (low, high) for name, (low, high) in values["ranges"].items()}
     return StageFit(**values)

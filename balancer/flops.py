@@ -22,7 +22,7 @@ gradients that samples with media need. Checkpointing that stops early skips the
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from balancer.cost_terms import Column, Columns, sample_columns
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import CostModelError
 from balancer.model_shape import AttentionShape, LayerShape, LinearShape, ModelShape, TowerShape
+from balancer.number_checks import is_whole
 
 AttentionKernel = Literal["flash", "math"]
 CausalPairs = Literal["half", "all"]
@@ -113,7 +114,7 @@ class TrainOptions:
             which knows neither masks nor windows.
 
     Raises:
-        CostModelError: a module that does not exist, or a negative rank.
+        CostModelError: a module or a choice that does not exist, or a negative rank.
     """
 
     frozen: tuple[str, ...] = ()
@@ -126,8 +127,12 @@ class TrainOptions:
     def __post_init__(self) -> None:
         _check_names("frozen", self.frozen, FREEZABLE)
         _check_names("recompute", self.recompute, (*RECOMPUTABLE, "all"))
-        if self.lora_rank < 0:
-            raise CostModelError(f"lora_rank={self.lora_rank}: 0 for no adapters, or a positive rank")
+        if not is_whole(self.lora_rank, high=2**40):
+            raise CostModelError(f"lora_rank={str(self.lora_rank)[:40]}: 0 for no adapters, or a positive rank")
+        check_head_on(self.head_on)
+        for name, choices in (("attention", get_args(AttentionKernel)), ("causal_pairs", get_args(CausalPairs))):
+            if getattr(self, name) not in choices:
+                raise CostModelError(f"{name}={getattr(self, name)!r}: choose {' or '.join(choices)}")
 
     def trains(self, role: str, *, tied: bool = False) -> bool:
         """Whether the own weights of a module get gradients; tied embeddings are frozen by either of their names."""
@@ -287,6 +292,12 @@ def _quantity(unit: Unit, columns: Columns) -> Int64Array:
         return column
     outside = np.maximum(column - unit.window, 0) if unit.window else 0
     return np.asarray(column * column - outside * outside, dtype=np.int64)
+
+
+def check_head_on(head_on: str) -> None:
+    """Raise CostModelError for a choice that does not exist."""
+    if head_on not in get_args(HeadOn):
+        raise CostModelError(f"head_on={head_on!r}: choose {' or '.join(get_args(HeadOn))}")
 
 
 def module_names(option: str, names: Collection[str]) -> tuple[str, ...]:

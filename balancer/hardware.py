@@ -1,7 +1,8 @@
 """Rates of known accelerators; an unknown one has NaN rates and says so, never a guess.
 
-    hardware("h100-sxm") -> Hardware(peak 9.89e14 FLOP/s, 3.35e12 B/s, 80 GiB, ...)
-    hardware("future-1") -> Hardware(NaN, ..., note="... is not known ...")
+    hardware("h100-sxm")               -> Hardware(peak 9.89e14 FLOP/s, 3.35e12 B/s, 80 GiB, ...)
+    hardware("NVIDIA H100 80GB HBM3")  -> the same: names that torch.cuda.get_device_name reports are understood
+    hardware("future-1")               -> Hardware(NaN, ..., note="... is not known ...")
 
 Peak is dense bf16 with fp32 accumulation, as the vendors' data sheets give it (where a sheet gives the figure with
 sparsity, half of it). No kernel reaches peak, so a cost model also takes an `Efficiency`: an assumption that is
@@ -9,9 +10,12 @@ written down, to be replaced by a calibration.
 """
 
 import math
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from balancer.errors import CostModelError
+from balancer.number_checks import is_number
 
 NAN = float("nan")
 NOMINAL = "nominal"
@@ -28,6 +32,9 @@ class Hardware:
         memory_gib: device memory.
         link_bytes_per_second: to neighbours in the node, one direction (NVLink, Infinity Fabric, or PCIe).
         note: what a reader must know; empty if nothing.
+
+    Raises:
+        CostModelError: a rate that is neither a positive number nor NaN (not known).
     """
 
     name: str
@@ -36,6 +43,16 @@ class Hardware:
     memory_gib: float
     link_bytes_per_second: float
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops_per_second", "memory_bytes_per_second", "memory_gib", "link_bytes_per_second"):
+            value = getattr(self, name)
+            unknown = isinstance(value, float) and math.isnan(value)
+            if not unknown and not (is_number(value) and value > 0.0):
+                raise CostModelError(
+                    f"hardware {self.name}: {name}={str(value)[:40]}: a finite number above 0, or NaN where it is not "
+                    "known"
+                )
 
     @property
     def known(self) -> bool:
@@ -58,7 +75,7 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         for name, value in (("linear", self.linear), ("attention", self.attention)):
-            if not 0.0 < value <= 1.0:
+            if not is_number(value, high=1.0) or value == 0.0:
                 raise CostModelError(f"efficiency {name}={value}: a share of peak above 0 and at most 1")
 
 
@@ -77,9 +94,14 @@ _TABLE: dict[str, Hardware] = {
     row.name: row
     for row in (
         _known("v100-sxm", 125, 0.900, 32, 150),  # NVIDIA V100 data sheet; fp16, it has no bf16; NVLink 300 GB/s both
+        _known("v100-sxm-16gb", 125, 0.900, 16, 150),  # the same, 16 GB
+        _known("v100-pcie", 112, 0.900, 32, 16),  # the same, PCIe 3 x16
+        _known("v100-pcie-16gb", 112, 0.900, 16, 16),  # the same, 16 GB
+        _known("t4", 65, 0.300, 16, 16),  # NVIDIA T4 data sheet; fp16, it has no bf16; PCIe 3 x16
         _known("a100-sxm-40gb", 312, 1.555, 40, 300),  # NVIDIA A100 data sheet; NVLink 600 GB/s both directions
         _known("a100-sxm", 312, 2.039, 80, 300),  # the same, 80 GB
         _known("a100-pcie", 312, 1.935, 80, 32),  # the same, PCIe 4 x16
+        _known("a100-pcie-40gb", 312, 1.555, 40, 32),  # the same, 40 GB
         _known("a10g", 70, 0.600, 24, 32),  # NVIDIA A10G data sheet (AWS G5): 70 dense
         _known("l4", 121, 0.300, 24, 32),  # NVIDIA L4 data sheet: 242 with sparsity
         _known("l40s", 362, 0.864, 48, 32),  # NVIDIA L40S data sheet: 733 with sparsity
@@ -105,17 +127,19 @@ _TABLE: dict[str, Hardware] = {
 }
 _ALIASES = {
     "a100": "a100-sxm",
-    "a100-80gb": "a100-sxm",
-    "a100-40gb": "a100-sxm-40gb",
     "v100": "v100-sxm",
     "h100": "h100-sxm",
     "h800": "h800-sxm",
     "h200-sxm": "h200",
+    "b200-sxm": "b200",
+    "3090": "rtx-3090",
     "4090": "rtx-4090",
-    "rtx4090": "rtx-4090",
-    "rtx3090": "rtx-3090",
-    "rtx5090": "rtx-5090",
+    "5090": "rtx-5090",
 }
+# Words that tell no two accelerators apart: vendors, product lines, kinds of memory and of board.
+_NOISE = re.compile(r"nvidia|amd|tesla|geforce|instinct|radeon|gpu|accelerator|graphics|hbm\d*e?|oam|vf")
+_MEMORY = re.compile(r"(\d+)gi?b")
+_HOST_MEMORY = {"gh200": 480}  # what the driver adds to the name is not the device's own
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -124,20 +148,28 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def hardware(name: str) -> Hardware:
-    """The accelerator called `name`; case, spaces, underscores and the vendor's name do not matter.
+    """The accelerator called `name`: a name of the table, or what a driver reports ("Tesla V100-SXM2-32GB").
 
-    An unknown name is no error: planning needs ratios only. Its rates are NaN and its note says so.
+    Case, spaces, underscores, vendors and product lines do not matter; a size of memory chooses between variants, and
+    one that no variant has is unknown. An unknown name is no error: planning needs ratios only. Its rates are NaN and
+    its note says so.
+
+    Raises:
+        CostModelError: a name that is no text.
     """
-    key = name.lower().replace("nvidia", "").replace("amd", "").strip().replace(" ", "-").replace("_", "-")
-    key = _ALIASES.get(key, key)
-    if key in _TABLE:
-        return _TABLE[key]
-    if key == NOMINAL:
+    if not isinstance(name, str):
+        raise CostModelError(f"hardware {str(name)[:80]}: a name as text ({NOMINAL}, h100-sxm ...), or a Hardware")
+    found = _TABLE.get(name) or _variant(*_plain_name(name))
+    if found is not None:
+        return found
+    if name.strip().lower() == NOMINAL:
         note = "nominal hardware: times are ratios, not nanoseconds"
     else:
+        near = near_names(name)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
         note = (
-            f"hardware {name!r} is not known: its rates are NaN and times are ratios, not nanoseconds; known are "
-            f"{', '.join(hardware_names())}; or give a Hardware of your own"
+            f"hardware {name[:80]!r} is not known: its rates are NaN and times are ratios, not nanoseconds; {meant}"
+            f"known are {', '.join(hardware_names())}; or give a Hardware of your own"
         )
     return Hardware(
         name=name,
@@ -147,3 +179,30 @@ def hardware(name: str) -> Hardware:
         link_bytes_per_second=NAN,
         note=note,
     )
+
+
+def near_names(name: str) -> tuple[str, ...]:
+    """Names of the table that may be meant, the likeliest first; at most three."""
+    return tuple(get_close_matches(_plain_name(name[:80])[0], hardware_names(), n=3, cutoff=0.6))
+
+
+def _plain_name(name: str) -> tuple[str, int | None]:
+    """(name without noise, GB of memory if it says so): "NVIDIA A100-SXM4-40GB" -> ("a100-sxm", 40)."""
+    text = re.sub(r"\b(rtx)(\d)", r"\1-\2", re.sub(r"[\s_/]+", "-", name.strip().lower()))
+    words, size = [], None
+    for word in text.split("-"):
+        memory = _MEMORY.fullmatch(word)
+        if memory and len(word) < 8:
+            size = int(memory[1])
+        elif word and not _NOISE.fullmatch(word):
+            words.append(re.sub(r"sxm\d", "sxm", word))
+    plain = "-".join(words)
+    return _ALIASES.get(plain, plain), size
+
+
+def _variant(plain: str, size: int | None) -> Hardware | None:
+    """The row of that name and size of memory; without a size the row that has none in its name."""
+    if size is None or size == _HOST_MEMORY.get(plain):
+        return _TABLE.get(plain)
+    alike = (_TABLE.get(plain), _TABLE.get(f"{plain}-{size}gb"))
+    return next((row for row in alike if row is not None and row.memory_gib == size), None)

@@ -295,7 +295,7 @@ def _parsed(raw: bytes, before: str, *, place: str) -> tuple[Line, str]:
                 f"{place}: format version {content.get('format_version')}; this version reads {LEDGER_FORMAT_VERSION}"
             )
         line = _typed(kind, content)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, LedgerError):
             raise
         raise LedgerError(f"{place}: no line of a ledger ({error!r})") from None

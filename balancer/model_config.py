@@ -47,13 +47,22 @@ def model_shape(source: str | Path | ModelShape) -> ModelShape:
     name = str(source)
     if name.lower() in PRESET_CONFIGS:
         return shape_from_config(PRESET_CONFIGS[name.lower()], name=name.lower())
-    path = Path(source).expanduser()
-    if not path.exists():
+    path = _path_of(name)
+    if path is None:
         raise CostModelError(
-            f"model {name!r} is neither a preset ({', '.join(preset_names())}) nor a path to a folder with a "
+            f"model {name[:200]!r} is neither a preset ({', '.join(preset_names())}) nor a path to a folder with a "
             "config.json"
         )
     return _shape(ConfigFields.from_path(path), name)
+
+
+def _path_of(name: str) -> Path | None:
+    """The path of that name, `~` expanded; None where there is none, or where it can be no path."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, `~` of an unknown user, a NUL
+        return None
 
 
 def shape_from_config(values: Mapping[str, Any], *, name: str) -> ModelShape:

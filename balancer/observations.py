@@ -20,8 +20,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from balancer.cost_terms import MAX_STAGES
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import CostModelError
+from balancer.number_checks import is_whole
 from balancer.plan import StepPlan
 from balancer.records import StepRecord
 
@@ -31,6 +33,8 @@ OPS: tuple[Op, ...] = ("F", "B", "I", "W")
 # Names are those of balancer.cost_terms; token_sq is the sum of squares over samples, not the square of the sum.
 COLUMNS = ("samples", "items", "tokens", "labels", "visual", "patches", "full_sq", "window_sq", "token_sq")
 WINDOWED = "causal_window"
+_LARGEST_WINDOW = 2**31
+_LONGEST_NS = 2**48
 _SOURCES = {
     "items": "num_items",
     "tokens": "llm_tokens",
@@ -54,7 +58,8 @@ class Observations:
         causal_window: tokens that sliding-window attention sees; 0: no such column.
 
     Raises:
-        CostModelError: columns that do not fit together, an unknown op, or a duration that is not positive.
+        CostModelError: columns that are no integers or do not fit together, counts below 0, an unknown op, a stage that
+            no pipeline has, or a duration that is no possible one.
     """
 
     cells: Int64Array
@@ -65,12 +70,21 @@ class Observations:
     causal_window: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("cells", "cell", "stage", "duration_ns"):
+            object.__setattr__(self, name, _integers(name, getattr(self, name)))
+        if not is_whole(self.causal_window, high=_LARGEST_WINDOW):
+            raise CostModelError(f"causal_window={str(self.causal_window)[:40]}: a number of tokens, 0 for none")
         num_acts = len(self.cell)
         if self.cells.ndim != 2 or self.cells.shape[1] != len(self.names):
             raise CostModelError(f"cells have shape {self.cells.shape}; expected columns {', '.join(self.names)}")
         for name in ("stage", "op", "duration_ns"):
             if len(getattr(self, name)) != num_acts:
                 raise CostModelError(f"{len(getattr(self, name))} values of {name} for {num_acts} acts")
+        if self.cells.size and int(self.cells.min()) < 0:
+            raise CostModelError(f"cells hold a count of {int(self.cells.min())}: counts are 0 or more")
+        if num_acts and not 0 <= int(self.stage.min()) <= int(self.stage.max()) < MAX_STAGES:
+            wrong = next(stage for stage in self.stage.tolist() if not 0 <= stage < MAX_STAGES)
+            raise CostModelError(f"acts of stage {wrong}: a pipeline has stages 0 to {MAX_STAGES - 1} at most")
         if num_acts and not 0 <= int(self.cell.min()) <= int(self.cell.max()) < len(self.cells):
             raise CostModelError(f"acts of cell {int(self.cell.max())}; there are cells 0 to {len(self.cells) - 1}")
         unknown = sorted(set(self.op.tolist()) - set(OPS))
@@ -81,6 +95,12 @@ class Observations:
             raise CostModelError(
                 f"act {self.stage[row]}{self.op[row]}{self.cell[row]} took {self.duration_ns[row]} ns: a measured act "
                 f"takes some time; look at the clock that timed it"
+            )
+        if num_acts and int(self.duration_ns.max()) > _LONGEST_NS:
+            row = int(self.duration_ns.argmax())
+            raise CostModelError(
+                f"act {self.stage[row]}{self.op[row]}{self.cell[row]} took {self.duration_ns[row]} ns, more than three "
+                f"days; look at the clock that timed it"
             )
 
     @property
@@ -186,6 +206,18 @@ class Observations:
             duration_ns=np.concatenate([part.duration_ns for part in listed]),
             causal_window=windows.pop(),
         )
+
+
+def _integers(name: str, values: ArrayLike) -> Int64Array:
+    """`values` as int64; nothing is rounded, so that NaN and halves do not pass for measurements."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise CostModelError(f"{name} holds {array.dtype}: integers are needed")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise CostModelError(f"{name} holds {int(array.max())}, beyond int64")
+    if array.ndim != (2 if name == "cells" else 1):
+        raise CostModelError(f"{name} has shape {array.shape}; expected {'[g, C]' if name == 'cells' else '[a]'}")
+    return array.astype(np.int64, copy=False)
 
 
 def plan_cells(plan: StepPlan, counts: StepCounts, *, causal_window: int = 0) -> Int64Array:

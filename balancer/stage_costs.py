@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balancer.activation_memory import kept_beside, module_memories, stage_memory
-from balancer.cost_terms import StageCost, StageMemory, StageTerms
+from balancer.cost_terms import DOMAINS, StageCost, StageMemory, StageTerms
 from balancer.errors import CostModelError
 from balancer.flops import ModuleWork, TrainOptions, Unit, Work, module_works
 from balancer.hardware import NOMINAL, Efficiency, Hardware, hardware
 from balancer.layout import ParallelSpec
 from balancer.model_config import model_shape
 from balancer.model_shape import ModelShape
+from balancer.number_checks import is_whole
 
 # A rate that makes numbers readable, not a claim about any hardware: plans depend on ratios only.
 NOMINAL_FLOPS_PER_SECOND = 1e12
@@ -47,6 +48,8 @@ class StageCosts:
     absolute: bool
     note: str
     source: str
+    domains: tuple[str, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +72,23 @@ def stage_costs(
 ) -> StageCosts:
     """Terms of every stage of `parallel`; arguments as in `CostModel.from_config`."""
     shape = model_shape(source)
-    chip = hardware(device) if isinstance(device, str) else device
+    chip = device if isinstance(device, Hardware) else hardware(device)
+    if not is_whole(dtype_bytes, low=1, high=16):
+        raise CostModelError(f"dtype_bytes={str(dtype_bytes)[:40]}: 2 for bf16, 4 for float32")
     shape = _fitted(shape, parallel)
     works = module_works(shape, options)
     memories = module_memories(shape, works, options, dtype_bytes=dtype_bytes)
-    assumed = efficiency or Efficiency()
+    assumed = Efficiency() if efficiency is None else efficiency
+    if not isinstance(assumed, Efficiency):
+        raise CostModelError(f"efficiency={str(assumed)[:40]}: an Efficiency(linear=..., attention=...)")
     rates = _rates(chip, assumed)
-    stages, memory = [], []
-    for domain in ("encoder", "llm", "generator"):
+    stages, memory, layers = [], [], []
+    for domain in DOMAINS:
         count = parallel.domain_of_stage.count(domain)
         mine = [index for index, work in enumerate(works) if _domain(work) == domain]
         parts = _split(mine, works, count, layers_per_stage if domain == "llm" else None, domain)
         for position, part in enumerate(parts):
+            layers.append(sum(_is_layer(works[index]) for index in part))
             stages.append(_stage_cost([works[index] for index in part], rates))
             beside = kept_beside(shape, domain, last=position == len(parts) - 1, dtype_bytes=dtype_bytes)
             memory.append(stage_memory((memories[index] for index in part), beside=beside))
@@ -91,6 +99,8 @@ def stage_costs(
         absolute=chip.known,
         note="; ".join(note for note in notes if note),
         source=f"closed form of {shape.name} on {chip.name}",
+        domains=parallel.domain_of_stage,
+        layers=tuple(layers),
     )
 
 
@@ -113,8 +123,6 @@ def _fitted(shape: ModelShape, parallel: ParallelSpec) -> ModelShape:
 def _rates(chip: Hardware, efficiency: Efficiency) -> _Rates:
     if not chip.known:
         return _Rates(linear=1e9 / NOMINAL_FLOPS_PER_SECOND, attention=1e9 / NOMINAL_FLOPS_PER_SECOND)
-    if chip.peak_flops_per_second <= 0.0:
-        raise CostModelError(f"hardware {chip.name}: peak_flops_per_second={chip.peak_flops_per_second}")
     peak = chip.peak_flops_per_second
     return _Rates(linear=1e9 / (peak * efficiency.linear), attention=1e9 / (peak * efficiency.attention))
 
@@ -133,13 +141,17 @@ def _domain(work: ModuleWork) -> str:
     return first if first in {"encoder", "generator"} else "llm"
 
 
+def _is_layer(work: ModuleWork) -> bool:
+    return work.name.rpartition(".")[2].isdigit()
+
+
 def _split(
     mine: list[int], works: Sequence[ModuleWork], num_stages: int, given: Sequence[int] | None, domain: str
 ) -> list[list[int]]:
     """Module indices of each stage: layers by number, what precedes them on the first, what follows on the last."""
     if not num_stages:
         return []
-    layers = [index for index in mine if works[index].name.rpartition(".")[2].isdigit()]
+    layers = [index for index in mine if _is_layer(works[index])]
     sizes = layers_of_stages(len(layers), num_stages, given, domain=domain)
     before = [index for index in mine if index < layers[0]]
     after = [index for index in mine if index > layers[-1]]
@@ -161,10 +173,11 @@ def layers_of_stages(
         CostModelError: more stages than layers, or given numbers that do not add up.
     """
     if given is not None:
-        if len(given) != num_stages or sum(given) != num_layers or min(given, default=0) < 0:
+        fits = isinstance(given, Sequence) and len(given) == num_stages and all(is_whole(part) for part in given)
+        if not fits or sum(given) != num_layers:
             raise CostModelError(
-                f"layers_per_stage={list(given)} for {num_stages} {domain} stages of {num_layers} layers: one number "
-                "per stage, and they add up"
+                f"layers_per_stage={str(given)[:200]} for {num_stages} {domain} stages of {num_layers} layers: one "
+                "number per stage, and they add up"
             )
         return tuple(given)
     if num_layers < num_stages:

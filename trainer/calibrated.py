@@ -3,10 +3,12 @@
     --cost-model cost.json -> read_cost_model -> stages and model checked -> PlanSequence
     every plan             -> counts of its cells -> RangeWatch: one line per term and stage, once
 
-A calibration of another split or another model is refused: its times would look as good as the right ones.
+A calibration of another split (domains, or layers of a stage) or of another model is refused: its times would look as
+good as the right ones. Ranks do not matter: one rank and two have the same stages.
 """
 
 import hashlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,25 +31,32 @@ def chosen_cost_model(path: Path | None, model: ModelSource, layout: Layout) -> 
     Raises:
         ConfigError: a file that cannot be read, or that was measured on another model or another split.
     """
+    closed = cost_model_for(model.config, layout)
     if path is None:
-        return cost_model_for(model.config, layout), None
+        return closed, None
     try:
-        costs, fitted = read_cost_model(path.expanduser())
+        costs, fitted = read_cost_model(_expanded(path))
     except CostModelError as error:
         raise ConfigError(f"--cost-model {error}. Write one with balancer-train profile.") from None
-    remedy = f"Measure this one: balancer-train profile --model {model.name} --pp-size {layout.pp_size}"
-    if costs.num_stages != layout.num_stages:
-        raise ConfigError(
-            f"--cost-model {path} has {costs.num_stages} stages, pp_size={layout.pp_size} has {layout.num_stages}. "
-            f"{remedy}"
-        )
+    command = f"balancer-train profile --model {shlex.quote(model.name)} --pp-size {layout.pp_size}"
+    remedy = f"Measure this one: {command}"
     digest = None if fitted is None else fitted.subject.get("model_digest")
     if digest not in (None, model_digest(model)):
         raise ConfigError(
             f"--cost-model {path} was measured on {fitted.subject.get('model') if fitted else '?'!r}, a model of other "
             f"sizes than {model.name!r}. {remedy}"
         )
+    other = costs.other_split(closed.domains, closed.layers)
+    if other:
+        raise ConfigError(f"--cost-model {path} {other} (pp_size={layout.pp_size}). {remedy}")
     return costs, fitted
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise CostModelError(f"{path}: {error}") from None
 
 
 def memory_model(options: PlacementOptions, model: ModelSource, layout: Layout) -> CostModel | None:

@@ -14,9 +14,10 @@ and what checks the fit are measured in turn, so that a machine which slows down
 price: it does not tell either that the numbers hold tomorrow.
 """
 
+import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from balancer.records import ActionRecord
 from balancer.schedule import build_schedule
 from trainer.calibrated import model_digest
 from trainer.comm import Comm, communicator, launched_world_size, single_process
+from trainer.config import FitConfig
 from trainer.errors import ConfigError
 from trainer.executor import Edge, Executor, Piece
 from trainer.model_source import ModelSource, cost_model_for, load_model_source
@@ -44,6 +46,7 @@ from trainer.profile_set import MicroBatchShape, build, counts, designed_set, pi
 TIMERS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 # Whatever the seed of the designed set, the check draws from another one.
 _VERIFY_SEED = 2**62
+_FIT_DEFAULTS = {field.name: field.default for field in fields(FitConfig)}
 
 
 class Subject:
@@ -121,11 +124,17 @@ def profile(model: ModelSource, config: ProfileConfig, comm: Comm) -> Fit:
     closed: CostModel = cost_model_for(model.config, subject.layout)
     fitted = fit(
         observed.between(0, len(shapes)),
-        num_stages=subject.layout.num_stages,
+        domains=closed.domains,
+        layers=closed.layers,
         memory=closed.memory,
         subject=_described(model, config, comm),
     )
-    return replace(fitted, verified=accuracy(fitted, observed.between(len(shapes), len(observed.cells))))
+    fitted = replace(fitted, verified=accuracy(fitted, observed.between(len(shapes), len(observed.cells))))
+    doubts = fitted.doubts()
+    if not doubts:
+        return fitted
+    note = "; ".join([f"NOT TO BE TRUSTED: {text}" for text in doubts] + [fitted.model.note])
+    return replace(fitted, model=replace(fitted.model, note=note))  # whoever plans with the file reads it too
 
 
 def run_profile(config: ProfileConfig) -> int:
@@ -156,8 +165,39 @@ def _finish(config: ProfileConfig, fitted: Fit) -> None:
         console.print(line, markup=False, highlight=False)
     if fitted.verified:
         console.print(f"predicted against measured, other shapes: {_worst(fitted.verified)}", highlight=False)
+    doubts = fitted.doubts()
+    for text in doubts:
+        console.print(f"WARNING: {text}", markup=False, highlight=False)
+    console.print(_last_line(config, trusted=not doubts), markup=False, highlight=False)
+
+
+def _last_line(config: ProfileConfig, *, trusted: bool) -> str:
     path = printable(str(config.output))
-    console.print(f"wrote {path}; plan with it: balancer-train fit --cost-model {path}", markup=False, highlight=False)
+    if trusted:
+        return f"wrote {path}; plan with it: {fit_command(config)}"
+    return (
+        f"wrote {path}, but this fit is not to be trusted, see the warnings: train without --cost-model, or profile "
+        "again as they say"
+    )
+
+
+def fit_command(config: ProfileConfig) -> str:
+    """The command that trains with the file: with the options that must be those of the measurement, where given."""
+    options = [f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in _shared_options(config)]
+    return " ".join(["balancer-train fit", *options, f"--cost-model {_quoted(config.output)}"])
+
+
+def _shared_options(config: ProfileConfig) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what a measurement holds for, except where both commands have it by default."""
+    yield "model", config.model
+    for name in ("pp_size", "capacity_tokens", "capacity_patches", "threads", "dtype"):
+        value = getattr(config, name)
+        if value != _FIT_DEFAULTS[name]:
+            yield name, value
+
+
+def _quoted(value: Any) -> str:
+    return shlex.quote(printable(str(value)))
 
 
 def _worst(rows: Sequence[Accuracy]) -> str:

@@ -9,6 +9,12 @@ from trainer.option_checks import MAX_THREADS, STRICT_KEYS, at_least, check_choi
 
 Clock = Literal["wall", "cpu"]
 
+# Whole micro-batches of this size are made in memory and run one by one: what is larger is a mistyped number.
+MAX_PP_SIZE = 1024
+MAX_TOKENS = 2**20
+MAX_PATCHES = 2**22
+MAX_MICROBATCHES = 10_000
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig:
@@ -46,9 +52,12 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         at_least(self, 0, "seed", high=2**63 - 1)
-        at_least(self, 1, "pp_size", "capacity_tokens", "capacity_patches", "repeats")
-        at_least(self, 12, "profile_microbatches")
-        at_least(self, 0, "verify_microbatches")
+        at_least(self, 1, "pp_size", high=MAX_PP_SIZE)
+        at_least(self, 1, "capacity_tokens", high=MAX_TOKENS)
+        at_least(self, 1, "capacity_patches", high=MAX_PATCHES)
+        at_least(self, 1, "repeats", high=MAX_MICROBATCHES)
+        at_least(self, 12, "profile_microbatches", high=MAX_MICROBATCHES)
+        at_least(self, 0, "verify_microbatches", high=MAX_MICROBATCHES)
         at_least(self, 1, "threads", high=MAX_THREADS)
         if self.clock == "cpu" and self.threads != 1:
             raise ConfigError(

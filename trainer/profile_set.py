@@ -28,10 +28,12 @@ from dataloaders.positions import mrope_positions
 from dataloaders.sample import LoadedSample
 from trainer.errors import ConfigError
 from trainer.model import ModelConfig
+from trainer.option_checks import GIB
 
 Grid = tuple[int, int, int]
 
 MIN_CAPACITY_TOKENS = 64
+MAX_POOL_BYTES = 16 * GIB
 _SMALLEST_SHARE = 1 / 64  # of the capacity, in the smallest micro-batch
 _TOKENS_PER_SAMPLE = 24  # the most samples a micro-batch is cut into: one per so many tokens
 _TEXT_PER_SAMPLE = 2  # text tokens of the emptiest sample, media aside
@@ -159,10 +161,23 @@ def pixel_pool(shapes: Sequence[MicroBatchShape], config: ModelConfig) -> NDArra
     """Pixels that all `shapes` take their patches from, [P, patch_values]: memory for one large micro-batch, not all.
 
     Half as many again as the largest needs, so that two micro-batches rarely start at the same patch.
+
+    Raises:
+        ConfigError: more than `MAX_POOL_BYTES`, or than there is.
     """
     largest = max((shape.num_patches for shape in shapes), default=0)
+    rows = largest + largest // 2
+    size = rows * config.vision.patch_values * np.dtype(np.float32).itemsize
     rng = np.random.Generator(np.random.Philox(0))
-    return rng.standard_normal((largest + largest // 2, config.vision.patch_values), dtype=np.float32)
+    try:
+        if size > MAX_POOL_BYTES:
+            raise MemoryError
+        return rng.standard_normal((rows, config.vision.patch_values), dtype=np.float32)
+    except MemoryError:
+        raise ConfigError(
+            f"micro-batches of {largest} patches need {size / GIB:.3g} GiB for pixels alone. Lower capacity_patches or "
+            f"capacity_tokens to what training will use."
+        ) from None
 
 
 def build(shape: MicroBatchShape, config: ModelConfig, *, seed: int, pixels: NDArray[np.float32]) -> MicroBatch:

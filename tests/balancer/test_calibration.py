@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from balancer.cost_model import CostModel
 from balancer.cost_terms import COEFFICIENTS
 from balancer.counts import StepCounts
 from balancer.errors import CostModelError
-from balancer.fit_report import CONSTANT, TERM_FIELDS, Fit, read_cost_model
+from balancer.fit_report import Fit, read_cost_model
 from balancer.layout import ParallelSpec
 from balancer.observations import COLUMNS, Observations, cell_counts
 from balancer.plan import Capacities
 from balancer.planner import plan_step
+from balancer.stage_fit import CONSTANT, TERM_FIELDS
 
 ENCODER = {CONSTANT: 4e6, "patches": 1.5e4, "full_sq": 8.0, "window_sq": 20.0, "items": 3e4}
 LLM = {CONSTANT: 5e6, "tokens": 3e4, "token_sq": 20.0, "samples": 2e5, "visual": 2e3, "labels": 4e3}
@@ -202,6 +204,151 @@ def test_a_damaged_file_is_refused_by_name(tmp_path) -> None:
         read_cost_model(tmp_path / "missing.json")
 
 
+def stored(**changed: object) -> dict[str, object]:
+    """The content of a file, checked on other micro-batches as well."""
+    fitted = fit(measured(cells_of(), TRUTH, noise=0.1), layers=(3, 5), subject={"model": "demo"})
+    fitted = dataclasses.replace(fitted, verified=accuracy(fitted, measured(cells_of(3), TRUTH)))
+    return {**json.loads(fitted.to_json()), **changed}
+
+
+HUGE = 10**400
+DAMAGE: list[tuple[tuple[str | int, ...], object]] = [
+    *((("stages", 2, "terms"), value) for value in (5, {}, {"tokens": 1.0}, {"constant": 1.0, "zz": 1.0})),
+    *((("stages", 2, "terms", "tokens"), value) for value in (-5, "x", None, HUGE, float("inf"), True, 5e4)),
+    *((("stages", 2, "stage"), value) for value in (77, -1, 1.0, "x", None, True, 0)),
+    *((("stages", 0, "op"), value) for value in ("X", "\x1b[31m", None, 5, ["F"])),
+    *((("stages", 2, "domain"), value) for value in ("\x1b[2J", None, "decoder", "encoder", "generator")),
+    *((("stages", 2, "ranges"), value) for value in ({}, 5, [], {"zz": [1, 2]})),
+    *(
+        (("stages", 2, "ranges", "tokens"), value)
+        for value in (
+            [9, 2],
+            [1],
+            [1, 2, 3],
+            5,
+            [0, HUGE],
+            [0, float("inf")],
+            [0, 2**100],
+            [-1, 5],
+            [0.5, 5],
+            ["1", "2"],
+        )
+    ),
+    *((("stages", 2, "left_out"), value) for value in (5, {"zz": "x"}, {"tokens": "x"}, {"\x1b": "x"})),
+    *((("stages", 2, "num_microbatches"), value) for value in (0, -1, "x", 1.5, HUGE)),
+    *((("stages", 2, "repeats"), value) for value in ("x", -1, None)),
+    *((("stages", 2, "r2"), value) for value in ("x", 2.0, HUGE, float("inf"))),
+    *((("stages", 2, "held_out"), value) for value in (5, None, {})),
+    *((("stages", 2, "held_out", name), "x") for name in ("median", "p95", "largest", "bias", "stage", "op")),
+    *((("stages", 2, "held_out", "median"), value) for value in (-0.1, None, HUGE, float("inf"))),
+    (("stages", 2, "held_out", "stage"), 0),
+    *((("stages",), value) for value in ([], 5, None, {})),
+    *((("causal_window",), value) for value in ("x", -4, 1.5, None, 2**40, True)),
+    *((("subject",), value) for value in (5, None, [], {"\x1b": 1}, {"x": float("nan")})),
+    *((("verified", 0, name), value) for name in ("median", "stage", "op") for value in ("x", None, -1)),
+    *((("verified",), value) for value in (5, [5], [{}])),
+    (("model", "stages", 0, "forward", "per_patch_ns"), HUGE),
+    (("model", "stages", 0, "forward", "causal_window"), "x"),
+    (("model", "domains"), ["llm", "llm"]),
+    (("model",), 5),
+    (("fit_format_version",), "1"),
+    (("extra",), 1),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), DAMAGE, ids=lambda part: ascii(part)[:60])
+def test_whatever_is_damaged_in_a_file_is_refused_with_one_kind_of_error(
+    tmp_path, place: tuple[str | int, ...], value: object
+) -> None:
+    content = stored()
+    part = content
+    for key in place[:-1]:
+        part = part[key]  # type: ignore[index, assignment]
+    part[place[-1]] = value  # type: ignore[index]
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CostModelError) as caught:
+        read_cost_model(path)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 1), (2, 3)])
+def test_a_stage_without_its_evidence_is_no_calibration(gone: tuple[int, ...]) -> None:
+    content = stored()
+    content["stages"] = [row for index, row in enumerate(content["stages"]) if index not in gone]  # type: ignore
+    content["verified"] = []
+    with pytest.raises(CostModelError, match=r"evidence of every stage|F and B, or F, I and W, are needed"):
+        Fit.from_json(json.dumps(content))
+
+
+def test_a_stage_and_op_given_twice_is_no_calibration() -> None:
+    content = stored()
+    content["stages"] = [*content["stages"], content["stages"][0]]  # type: ignore
+    with pytest.raises(CostModelError, match="each stage and op once"):
+        Fit.from_json(json.dumps(content))
+
+
+def test_a_file_that_names_the_domains_of_its_evidence_alone_gives_them_to_its_model() -> None:
+    content = stored()
+    del content["model"]["domains"], content["model"]["layers"]  # type: ignore
+    model = Fit.from_json(json.dumps(content)).model
+    assert (model.domains, model.layers) == (("encoder", "llm"), ())
+    assert model.other_split(("llm", "llm")) == ("is of 2 stages: encoder, llm, the layout is 2 stages: llm, llm")
+
+
+@pytest.mark.parametrize("name", ["cost.json", "zero"])
+def test_a_pipe_or_a_device_is_no_cost_model_and_is_not_waited_for(tmp_path, name: str) -> None:
+    os.mkfifo(tmp_path / "cost.json")
+    os.symlink("/dev/zero", tmp_path / "zero")
+    with pytest.raises(CostModelError, match=f"{name}: no regular file"):
+        read_cost_model(tmp_path / name)
+
+
+def test_a_fit_that_predicts_badly_says_so_and_why() -> None:
+    good = fit(measured(cells_of(), TRUTH, noise=0.05))
+    assert good.doubts() == ()
+    stage = good.stages[2]
+    bad = dataclasses.replace(stage, held_out=dataclasses.replace(stage.held_out, median=3.05))
+    (said,) = dataclasses.replace(good, stages=(*good.stages[:2], bad, good.stages[3])).doubts()
+    assert said.startswith("stage 1 F (llm) is predicted with a median error of 305%; times vary by more")
+    few = dataclasses.replace(bad, num_microbatches=12)
+    (said,) = dataclasses.replace(good, stages=(*good.stages[:2], few, good.stages[3])).doubts()
+    assert "12 micro-batches are few for 6 terms: measure more" in said
+    # Other micro-batches than those of the fit count as well.
+    rows = accuracy(good, measured(cells_of(3), {key: {n: 3 * v for n, v in t.items()} for key, t in TRUTH.items()}))
+    assert len(dataclasses.replace(good, verified=rows).doubts()) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_stages": 10**9}, "num_stages=1000000000: a pipeline has 1 to 4096 stages"),
+        ({"num_stages": 0}, "num_stages=0"),
+        ({"num_stages": 2.0}, "num_stages=2.0"),
+        ({"num_stages": "2"}, "num_stages=2: a pipeline"),
+        ({"domains": "llm"}, "acts of 2 stages|choose encoder"),
+        ({"subject": {"x": float("nan")}}, "subject=.*as JSON has them"),
+        ({"subject": {"x": object()}}, "subject=.*as JSON has them"),
+        ({"subject": {"x": np.int64(3)}}, "subject=.*as JSON has them"),
+        ({"subject": {5: "x"}}, "subject=.*as JSON has them"),
+        ({"domains": ("llm", "encoder")}, "domains llm, encoder: the chain is encoder, llm, generator, in this order"),
+        ({"layers": (1,)}, r"layers=\(1,\): one per stage, 2"),
+        ({"layers": ("a", "b")}, "layers=.*one per stage"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_before_anything_is_made_for_it(options, message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        fit(measured(cells_of(), TRUTH), **options)
+
+
+@pytest.mark.parametrize("nothing", [[], None, "x"])
+def test_only_observations_are_fitted(nothing: object) -> None:
+    with pytest.raises(CostModelError, match=f"fit takes Observations, not {type(nothing).__name__}"):
+        fit(nothing)  # type: ignore[arg-type]
+
+
 def test_two_hosts_that_read_the_same_file_make_the_same_plan(counts_of) -> None:
     text = fit(measured(cells_of(), TRUTH, noise=0.1)).to_json()
     counts = counts_of([100, 900, 400, 50, 700, 300], patches=[64, 0, 256, 16, 0, 1024])
@@ -264,7 +411,7 @@ def test_middle_stages_are_not_fitted_on_labels_or_visual_tokens() -> None:
         ({(1, "F"): LLM, (1, "B"): LLM}, {}, r"stage 0 \(encoder\) has acts of no op"),
         ({(0, "F"): ENCODER, (1, "F"): LLM}, {}, "F and B, or F, I and W, are needed"),
         (TRUTH, {"domains": ["encoder"]}, "acts of 2 stages"),
-        (TRUTH, {"domains": ["encoder", "decoder"]}, "choose encoder, llm or generator"),
+        (TRUTH, {"domains": ["encoder", "decoder"]}, "choose encoder, llm, generator"),
         (TRUTH, {"num_stages": 3, "domains": ["encoder", "llm"]}, "num_stages=3, but 2 domains"),
     ],
 )

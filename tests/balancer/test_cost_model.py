@@ -120,6 +120,61 @@ def test_a_coefficient_that_is_no_cost_is_refused(value: float) -> None:
         StageTerms(per_token_ns=value)
 
 
+@pytest.mark.parametrize("name", COEFFICIENTS)
+@pytest.mark.parametrize("value", [1e300, 10**400, "1", None, True, 2.0**59], ids=lambda value: str(value)[:5])
+def test_no_coefficient_leaves_the_range_of_integer_nanoseconds(name: str, value: object) -> None:
+    with pytest.raises(CostModelError, match=f"{name}=.*finite and not negative, at most"):
+        StageTerms(**{name: value})
+
+
+def test_the_largest_constant_adds_up_over_thousands_of_micro_batches() -> None:
+    terms = StageTerms(constant_ns=2.0**48)
+    (constant,) = CostModel(stages=(StageCost(forward=terms, backward=terms),)).forward_constant_ns().tolist()
+    assert constant * 2**14 < 2**63
+    with pytest.raises(CostModelError, match="constant_ns="):
+        StageTerms(constant_ns=2.0**49)
+
+
+@pytest.mark.parametrize("window", ["x", 1.5, True, -4, 2**40])
+@pytest.mark.parametrize("cost", [0.0, 1.0])
+def test_a_window_is_a_number_of_tokens(window: object, cost: float) -> None:
+    with pytest.raises(CostModelError, match=r"causal_window=.*a window is a positive number of tokens"):
+        StageTerms(per_causal_window_ns=cost, causal_window=window)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flops_per_second": "fast"}, "flops_per_second=fast"),
+        ({"flops_per_second": 10**400}, "flops_per_second=1000"),
+        ({"backward_factor": float("nan")}, "backward_factor=nan"),
+        ({"backward_factor": -1.0}, "backward_factor=-1.0"),
+        ({"head_on": "x"}, "head_on='x': choose labels or all"),
+        ({"llm_layers_per_stage": 3}, "llm_layers_per_stage=3; the LLM has 3 layers"),
+        ({"llm_layers_per_stage": [4, -1]}, "llm_layers_per_stage="),
+        ({"llm_layers_per_stage": [1.5, 1.5]}, "llm_layers_per_stage="),
+    ],
+)
+def test_options_of_a_sketch_are_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        model(**options)
+
+
+@pytest.mark.parametrize("dim", ["8", 1.5, None, 2**50])
+def test_a_dimension_is_a_bounded_whole_number(dim: object) -> None:
+    with pytest.raises(CostModelError, match="a model dimension is a positive number"):
+        replace(LLM, dim=dim)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"domains": ("llm",)}, {"domains": ("llm", "x", "llm")}, {"layers": (1, 2, -1)}, {"layers": (1, 2)}],
+)
+def test_domains_and_layers_are_one_per_stage(changed: dict[str, object]) -> None:
+    with pytest.raises(CostModelError, match=r"one per stage, 3, each"):
+        replace(model(), **changed)
+
+
 def test_impossible_dimensions_are_refused() -> None:
     with pytest.raises(CostModelError, match="dim=0: a model dimension is a positive number"):
         LLMDims(dim=0, depth=1, num_heads=1, num_kv_heads=1, mlp_dim=1, vocab_size=1)
@@ -301,9 +356,23 @@ def edited(**changed: object) -> str:
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
+        (edited(stages=[{"forward": {"per_token_ns": 10**400}, "backward": {}}]), "finite and not negative"),
+        (edited(stages=[{"forward": {"per_token_ns": float("inf")}, "backward": {}}]), "finite and not negative"),
+        (edited(stages=[{"forward": {"causal_window": "x"}, "backward": {}}]), "numbers by name"),
+        (edited(stages=5), "cannot be read"),
+        (edited(memory=5), "cannot be read"),
+        (edited(memory=[{"per_token_bytes": 10**400}] * 3), "bytes are integers"),
+        (edited(domains=5), "cannot be read"),
+        (edited(domains=["llm"]), "one per stage"),
+        (edited(layers=["x"] * 3), "one per stage"),
+        (edited(absolute=1), "cannot be read"),
+        (edited(note=5), "cannot be read"),
         (edited(format_version=1), "format 1; this version reads 2"),
         (edited(stages=[]), "at least one stage"),
-        (edited(stages=[{"forward": {"per_token_ns": 1.0}, "backward": {}}]), "edited by hand"),
+        (
+            edited(stages=[{"forward": {"per_token_ns": 1.0}, "backward": {}}], domains=[], layers=[]),
+            "edited by hand",
+        ),
         (edited(stages=[{"forward": {"per_token_ns": "1"}, "backward": {}}]), "numbers by name"),
         (edited(stages=[{"forward": {"per_token_ns": float("nan")}, "backward": {}}]), "finite and not negative"),
         (edited(stages=[{"forward": {"unknown": 1.0}, "backward": {}}]), "cannot be read"),
@@ -318,10 +387,7 @@ def test_a_stored_model_that_was_damaged_is_refused(text: str, message: str) -> 
         CostModel.from_json(text)
 
 
-@pytest.mark.parametrize("window", [-1, 1.5, 2**40])
-def test_a_window_is_a_number_of_tokens(window: object) -> None:
-    with pytest.raises(CostModelError, match="causal_window="):
-        StageTerms(per_causal_window_ns=1.0, causal_window=window)
+def test_a_windowed_term_needs_a_window() -> None:
     with pytest.raises(CostModelError, match="a window is a positive number of tokens"):
         StageTerms(per_causal_window_ns=1.0)
 

@@ -173,8 +173,56 @@ def test_a_device_of_ones_own_is_taken_as_it_is() -> None:
     nominal = CostModel.from_config(MODEL, PAIR)
     assert model.fingerprint == nominal.fingerprint
     assert model.absolute
-    with pytest.raises(CostModelError, match="hardware mine: peak_flops_per_second=0"):
-        CostModel.from_config(MODEL, PAIR, dataclasses.replace(chip, peak_flops_per_second=0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_on": "x"}, "head_on='x': choose labels or all"),
+        ({"layers_per_stage": 28}, "layers_per_stage=28 for 2 llm stages of 28 layers"),
+        ({"layers_per_stage": "28"}, "layers_per_stage=28 for 2 llm stages"),
+        ({"layers_per_stage": [14.0, 14.0]}, r"layers_per_stage=\[14.0, 14.0\]"),
+        ({"layers_per_stage": [29, -1]}, r"layers_per_stage=\[29, -1\]"),
+        ({"lora_rank": 1.5}, "lora_rank=1.5"),
+        ({"lora_rank": 10**400}, "lora_rank=1000"),
+        ({"dtype_bytes": 0}, "dtype_bytes=0: 2 for bf16"),
+        ({"dtype_bytes": "2"}, "dtype_bytes=2: 2 for bf16"),
+        ({"hardware": None}, "hardware None: a name as text"),
+        ({"hardware": 3}, "hardware 3: a name as text"),
+        ({"efficiency": 0.5}, r"efficiency=0.5: an Efficiency\("),
+        ({"frozen": "llm"}, "frozen='llm' is one text"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        CostModel.from_config(MODEL, PAIR, **options)
+
+
+def test_a_model_knows_the_split_it_is_of() -> None:
+    own = CostModel.from_config(MODEL, ParallelSpec.pipeline(pp_size=2))
+    assert (own.domains, own.layers) == (("encoder", "llm"), (32, 28))
+    assert own.other_split(("encoder", "llm"), (32, 28)) == ""
+    assert own.other_split(("encoder", "llm")) == ""
+    assert CostModel.from_json(own.to_json()) == own
+    text = CostModel.from_config(MODEL, ParallelSpec.pipeline(pp_size=2, encoder="none"))
+    assert own.fingerprint != text.fingerprint
+    said = own.other_split(text.domains, text.layers)
+    assert said == (
+        "is of 2 stages: encoder (32 layers), llm (28 layers), the layout is 2 stages: llm (14 layers), llm (14 layers)"
+    )
+    moved = CostModel.from_config(MODEL, PAIR, layers_per_stage=[20, 8])
+    assert "llm (20 layers), llm (8 layers), the layout is 3 stages: encoder (32 layers), llm (14 layers)" in (
+        moved.other_split(("encoder", "llm", "llm"), (32, 14, 14))
+    )
+    bare = dataclasses.replace(own, domains=(), layers=())
+    assert bare.other_split(("encoder", "llm")) == ""
+    assert bare.other_split(("llm",)) == "is of 2 stages, the layout is 1 stages: llm"
+    assert bare.fingerprint == own.fingerprint
+
+
+def test_one_rank_and_two_have_the_same_stages() -> None:
+    one, two = (CostModel.from_config(MODEL, ParallelSpec.of(Layout(pp_size=size))) for size in (1, 2))
+    assert one.other_split(two.domains, two.layers) == ""
 
 
 def test_recomputation_keeps_the_inputs_of_layers_and_one_working_set(counts) -> None:

@@ -248,3 +248,14 @@ def test_a_ledger_that_does_not_reach_the_checkpoint_is_refused(tmp_path: Path) 
     with pytest.raises(LedgerError, match="ends at step 2, but the checkpoint holds 3 steps"):
         start(path, 3)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [10**400, -(10**400), "x", None, []], ids=lambda share: str(share)[:5])
+def test_a_number_that_no_float_holds_is_no_line_of_a_ledger(tmp_path: Path, share: object) -> None:
+    path = tmp_path / "ledger.jsonl"
+    start(path, 0)
+    first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    content = {**json.loads(first), "eval_share": share}
+    path.write_text(json.dumps(content) + "\n" + "".join(rest), encoding="utf-8")
+    with pytest.raises(LedgerError, match="no line of a ledger"):
+        list(read_lines(path))

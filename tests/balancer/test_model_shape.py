@@ -1,6 +1,7 @@
 """Model shapes from config files: public models by their parameters, families by their rules, bad files by name."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -144,6 +145,41 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+FAMILIES = {
+    "state-space layers": ["jamba", "bamba", "zamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid"],
+    "linear attention": ["qwen3_next", "qwen3_5_text", "minimax", "kimi_linear", "olmo_hybrid", "bailing_hybrid"],
+    "recurrent or convolution layers": ["recurrent_gemma", "lfm2", "lfm2_moe"],
+    "attention in chunks": ["llama4_text", "llama4"],
+    "no attention": ["mamba2", "falcon_mamba", "rwkv7"],
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("meaning", "kind"), [(meaning, kind) for meaning, kinds in FAMILIES.items() for kind in kinds]
+)
+def test_a_hybrid_without_any_field_that_tells_is_refused_by_its_family(
+    kind: str, meaning: str, *, nested: bool
+) -> None:
+    config = {**TEXT, "model_type": kind}
+    if nested:
+        config = {"model_type": "some_vl", "text_config": config}
+    with pytest.raises(CostModelError, match=rf"model_type '{kind}' has {meaning}: only .*fit a cost model"):
+        shape_from_config(config, name="test")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "llama4_text", "lfm2", "minimax"])
+def test_layer_types_say_more_than_the_family_where_they_are_all_of_it(kind: str) -> None:
+    types = ["full_attention"] * TEXT["num_hidden_layers"]
+    shape = shape_from_config({**TEXT, "model_type": kind, "layer_types": types}, name="test")
+    assert {layer.attention.window for layer in shape.llm.layers} == {0}
+
+
+@pytest.mark.parametrize("kind", ["minimax_m2", "qwen3", "llama", "granitemoe", "gemma2", "nemotron", "idefics3"])
+def test_families_of_plain_attention_with_like_names_are_read(kind: str) -> None:
+    assert len(shape_from_config({**TEXT, "model_type": kind}, name="test").llm.layers) == TEXT["num_hidden_layers"]
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a_hybrid_that_lists_no_layer_types_is_refused_by_its_fields(kind: str, *, nested: bool) -> None:
@@ -244,6 +280,22 @@ def test_files_that_are_no_config_are_refused(tmp_path, content: bytes, text: st
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CostModelError, match=text):
         model_shape(tmp_path)
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_pipe_or_a_device_is_no_config_and_is_not_waited_for(tmp_path, *, as_folder: bool) -> None:
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+    with pytest.raises(CostModelError, match="is no regular file"):
+        model_shape(tmp_path if as_folder else pipe)
+    with pytest.raises(CostModelError, match="is no regular file"):
+        model_shape("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["~no_such_user_at_all/x", "a" * 5000, "a\0b", "~\0"])
+def test_a_name_that_can_be_no_path_is_nothing_either(name: str) -> None:
+    with pytest.raises(CostModelError, match="neither a preset"):
+        model_shape(name)
 
 
 def test_names_that_are_nothing_list_the_presets(tmp_path) -> None:

@@ -10,7 +10,15 @@ from balancer.observations import COLUMNS, cell_counts  # noqa: E402
 from trainer.errors import ConfigError  # noqa: E402
 from trainer.model import preset  # noqa: E402
 from trainer.model.vit import vision_order  # noqa: E402
-from trainer.profile_set import MicroBatchShape, build, counts, designed_set, pixel_pool, workload_set  # noqa: E402
+from trainer.profile_set import (  # noqa: E402
+    MicroBatchShape,
+    SampleShape,
+    build,
+    counts,
+    designed_set,
+    pixel_pool,
+    workload_set,
+)
 
 CONFIG = preset("check")
 LIMITS = {"capacity_tokens": 1024, "capacity_patches": 4096, "merge": CONFIG.vision.merge}
@@ -73,3 +81,9 @@ def test_what_is_built_holds_what_was_counted() -> None:
 def test_a_capacity_in_which_nothing_can_vary_is_refused() -> None:
     with pytest.raises(ConfigError, match="profiling needs at least 64"):
         designed_set(count=20, seed=0, **{**LIMITS, "capacity_tokens": 63})
+
+
+def test_pixels_beyond_all_memory_are_refused_before_they_are_made() -> None:
+    huge = MicroBatchShape(samples=(SampleShape(text_tokens=2, label_tokens=1, grids=((2**20, 64, 64),)),))
+    with pytest.raises(ConfigError, match=r"micro-batches of 4294967296 patches need .* GiB for pixels alone"):
+        pixel_pool([huge], CONFIG)
