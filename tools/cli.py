@@ -180,6 +180,9 @@ def parse(argv: Sequence[str]) -> Command:
     Raises:
         SystemExit: code 0 after --help, 2 after a usage error.
     """
+    name, *rest = argv or [""]
+    if name in COMMANDS:  # so that usage errors name the help of this command, not that of the program
+        return _at_home(cast(Command, tyro.cli(COMMANDS[name], prog=f"{PROGRAM} {name}", args=rest)))
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS, prog=PROGRAM, description="Analyse data sets and runs. Needs no torch.", args=list(argv)
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from balancer.model_config import preset_names
 from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import DataError
 from dataloaders.estimators import Preprocessing, TokenEstimator, estimator_from_config
@@ -71,6 +72,11 @@ def named_folder(model: Path) -> Path:
     try:
         return model_folder(model)
     except DataError as error:
+        if str(model).lower() in preset_names():
+            raise UsageError(
+                f"--model {model}: presets name costs for balancer-analyze plan alone. Counting media needs a folder "
+                "with the configuration files of the model's processor (config.json, preprocessor_config.json)."
+            ) from None
         raise UsageError(f"--model {model}: {error.cause}. {error.remedy}") from None
 
 

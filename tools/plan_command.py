@@ -48,11 +48,13 @@ class PlanCommand:
     cost_model: Path | None = None
     """Measured cost model (of balancer-train profile) in place of --model."""
     hardware: str = "nominal"
-    """Accelerator whose rates give absolute times, such as h100; nominal: times are ratios."""
+    """Accelerator whose rates give absolute times and whose memory must hold the model, such as h100; nominal: times
+    are ratios."""
     frozen: tuple[str, ...] = ()
-    """Modules without weight gradients: encoder, projector, llm."""
+    """Modules without weight gradients: encoder (with its patch_embed), projector, llm (with its embedding and head),
+    generator; or patch_embed, embedding, head alone."""
     recompute: tuple[str, ...] = ()
-    """Modules whose forward runs again in the backward; all for every one."""
+    """Modules whose forward runs again in the backward: encoder, projector, llm, head, generator; all for every one."""
     lora_rank: int = 0
     """Rank of adapters on the LLM, whose own weights are then frozen; 0: none."""
     layers_per_stage: tuple[int, ...] = ()
@@ -100,7 +102,7 @@ class PlanCommand:
     """Samples larger than one micro-batch: leave them out and count them; stop and list them; shrink their media; or
     cut their text (of data alone, an index holds no text). What cannot be made to fit is left out and counted."""
     plan_steps: Annotated[int, tyro.conf.arg(aliases=["--steps"])] = 32
-    """Steps to plan, evenly over the first epoch."""
+    """Steps to plan, evenly over the first epoch; with look-ahead whole blocks of them."""
     what_if_steps: int = 4
     """Steps for the comparison with other places of the encoder and other schedules; 0 leaves it out."""
     policies: tuple[str, ...] = ()
@@ -109,7 +111,7 @@ class PlanCommand:
     """Seed of the sample order."""
     processor: Path | None = None
     """Model folder whose processor files count data. None: that of --model where it is a folder, otherwise the
-    published Qwen2.5-VL settings. An index has its own."""
+    published Qwen2.5-VL settings, for presets of that family. An index has its own."""
     text: TextRule = "auto"
     """How the text of data is counted: tokenizer and template of the folder, bytes, or roughly."""
     train_on: TrainOn = "assistant"
@@ -131,7 +133,7 @@ class PlanCommand:
         if (self.model is None) == (self.cost_model is None):
             raise UsageError(
                 "give --model MODEL (a preset, a folder or its config.json) or --cost-model FILE, and not both: they "
-                "say what a sample costs."
+                "say what a sample costs. balancer-analyze plan --help lists all options."
             )
         self._at_least(1, "dp_size", "pp_size", "num_chunks", "global_batch_size", "step_tokens", "lookahead_steps")
         self._at_least(1, "num_microbatches", "min_num_microbatches", "num_microbatches_multiple", "plan_steps")

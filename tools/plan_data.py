@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
+from balancer.model_config import model_shape
 from dataloaders.estimators import TokenEstimator
 from dataloaders.index import CostIndex
 from dataloaders.open_source import open_source
@@ -19,8 +20,9 @@ from dataloaders.shard_scan import shard_notes
 from dataloaders.source import SampleSource
 from tools import data_report
 from tools.errors import UsageError
-from tools.model_folder import ModelRules, load_estimator, load_rules
+from tools.model_folder import ModelRules, load_encoder, load_estimator, load_rules
 from tools.plan_command import PlanCommand
+from tools.plan_family import config_folder
 from tools.reach import reach
 
 Progress = Callable[[int, int], None]
@@ -85,9 +87,7 @@ def _scanned(command: PlanCommand, names: list[str], progress: Progress | None) 
     for name in names:
         data_report.check_named(name)
     reached = reach(command.cache_dir)
-    rules = load_rules(
-        processor_folder(command), text=command.text, train_on=command.train_on, preprocessing=command.preprocessing
-    )
+    rules = _rules(command)
     source = open_source(
         names[0] if len(names) == 1 else names,
         media_root=command.media_root,
@@ -98,12 +98,29 @@ def _scanned(command: PlanCommand, names: list[str], progress: Progress | None) 
     return Opened(index=index, source=source, rules=rules, notes=(rules.note,) if rules.note else ())
 
 
+def _rules(command: PlanCommand) -> ModelRules:
+    """What text and media cost. A language model alone has no processor: its folder counts text, as its preset would
+    media are counted by the published settings."""
+    folder = processor_folder(command)
+    if folder is None or media_folder(command) is not None:
+        return load_rules(folder, text=command.text, train_on=command.train_on, preprocessing=command.preprocessing)
+    encoder, note = load_encoder(folder, command.text, command.train_on)
+    return ModelRules(estimator=load_estimator(None, preprocessing=command.preprocessing), encoder=encoder, note=note)
+
+
+def media_folder(command: PlanCommand) -> Path | None:
+    """`processor_folder`, if it has a processor: the folder of a language model alone has none."""
+    folder = processor_folder(command)
+    if folder is None or command.processor is not None or command.model is None:
+        return folder
+    return None if model_shape(command.model).encoder is None else folder
+
+
 def processor_folder(command: PlanCommand) -> Path | None:
     """The folder whose processor counts media, if one is named."""
     if command.processor is not None:
         return command.processor
-    folder = None if command.model is None else Path(command.model).expanduser()
-    return folder if folder is not None and folder.is_dir() else None
+    return None if command.model is None else config_folder(command.model)
 
 
 def estimator_of(command: PlanCommand, opened: Opened) -> TokenEstimator:
@@ -114,7 +131,7 @@ def estimator_of(command: PlanCommand, opened: Opened) -> TokenEstimator:
     """
     if opened.rules is not None:
         return opened.rules.estimator
-    estimator = load_estimator(processor_folder(command) if command.oversize == "shrink" else None)
+    estimator = load_estimator(media_folder(command) if command.oversize == "shrink" else None)
     if command.oversize == "shrink" and estimator.fingerprint != opened.index.key.estimator:
         raise UsageError(
             f"--oversize shrink: media of the index are counted by {opened.index.rules.get('media', '?')!r}, not by "

@@ -8,7 +8,9 @@ A closed-form cost model can be made for any layout of the same ranks, which is 
 measured one is of one layout alone.
 """
 
+import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ import numpy as np
 from balancer.cost_model import CostModel
 from balancer.errors import CostModelError, LayoutError, PlanError, ScheduleError
 from balancer.fit_report import Fit, read_cost_model
+from balancer.flops import FREEZABLE, RECOMPUTABLE
+from balancer.hardware import NOMINAL, hardware, hardware_names
 from balancer.layout import EncoderPlace, Layout, ParallelSpec
 from balancer.model_config import model_shape, preset_names
 from balancer.model_shape import ModelShape
@@ -23,16 +27,24 @@ from balancer.oversize import fit_oversize
 from balancer.plan import Capacities
 from balancer.plan_sequence import PlanSequence
 from balancer.policies import get_policy, policy_names
-from balancer.schedule import build_schedule, canonical_name
+from balancer.schedule import build_schedule, canonical_name, schedule_names
 from balancer.select import Eligibility, eligible_ids
 from dataloaders.encoder import ByteEncoder
 from dataloaders.index import CostIndex
+from tools.data_report import is_index
 from tools.errors import AnalyzeError, UsageError
 from tools.plan_command import PlanCommand
-from tools.plan_data import NoRecords, Progress, estimator_of, open_data
+from tools.plan_data import NoRecords, Progress, estimator_of, open_data, processor_folder
+from tools.plan_family import check_default_rules, of_another_family
 
 BALANCERS = ("joint", "lpt")
 """Policies that stand for the balancer where one must: the first that was asked for."""
+_SPREAD = ("phased", "nested")
+_ALIKE = 0.6  # of the letters of a name that may be meant
+_ARGUMENTS = (
+    *("dp_size", "pp_size", "num_chunks", "encoder", "meet", "layers_per_stage", "frozen", "recompute", "lora_rank"),
+    *("num_microbatches", "min_num_microbatches", "num_microbatches_multiple"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +74,7 @@ class PlanInputs:
         costs, choice: the layout that was asked for.
         fit: evidence and ranges of a measured cost model.
         policies: to compare, in a fixed order.
+        warnings: what the reader must know first: data that were counted for another model.
         notes: what the reader must know, one sentence each.
     """
 
@@ -75,6 +88,7 @@ class PlanInputs:
     fit: Fit | None
     capacities: Capacities
     policies: tuple[str, ...]
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -82,8 +96,8 @@ class PlanInputs:
         """The policy that stands for the balancer."""
         return next((name for name in BALANCERS if name in self.policies), self.policies[-1])
 
-    def sequence(self, choice: LayoutChoice | None = None) -> PlanSequence:
-        """Plans of every step: of the layout that was asked for, or of another one on the same ranks."""
+    def sequence(self, choice: LayoutChoice | None = None, *, lookahead_steps: int | None = None) -> PlanSequence:
+        """Plans of every step: of the layout and look-ahead that were asked for, or of others on the same ranks."""
         command = self.command
         chosen = self.choice if choice is None else choice
         costs = self.costs if choice is None else self.costs_of(choice)
@@ -95,7 +109,7 @@ class PlanInputs:
             global_batch_size=command.step_samples,
             step_tokens=command.step_tokens,
             tail=command.tail,
-            lookahead_steps=command.lookahead_steps,
+            lookahead_steps=lookahead_steps or command.lookahead_steps,
             selection_cost=blind,
             layout=Layout(),
             parallel=chosen.parallel,
@@ -125,6 +139,7 @@ def prepare(command: PlanCommand, progress: Progress | None = None) -> PlanInput
         BalancerError, DataError: a damaged index or model, or oversize samples under `error`, listing them.
     """
     policies = _policies(command)
+    _check_names(command)
     shape = _shape(command)
     choice = chosen_layout(command, encoder=command.encoder or _default_encoder(shape), schedule=command.schedule)
     costs, fit = _costs(command, shape, choice.parallel)
@@ -134,6 +149,8 @@ def prepare(command: PlanCommand, progress: Progress | None = None) -> PlanInput
         items=command.capacity_items,
         activation_bytes=command.activation_bytes,
     )
+    if not any(is_index(name) for name in command.sources) and processor_folder(command) is None:
+        check_default_rules(command, shape)
     opened = open_data(command, progress)
     index, notes = opened.index, list(opened.notes)
     fitted = fit_oversize(
@@ -152,7 +169,9 @@ def prepare(command: PlanCommand, progress: Progress | None = None) -> PlanInput
             f"no sample of {len(index)} is left to plan{first}. Raise the capacities of a micro-batch "
             "(--capacity-tokens ...), or repair the samples."
         )
-    said = (fitted.report.text(), _dropped(command, eligibility), costs.note, _encoderless(fitted.index, choice))
+    warning = of_another_family(command, shape, index.rules.get("media", ""), is_index=opened.rules is None)
+    cost_note = costs.note.replace(hardware(NOMINAL).note, "").strip("; ")  # the report has its own words for that
+    said = (fitted.report.text(), _dropped(command, eligibility), cost_note, _encoderless(fitted.index, choice))
     notes += [text for text in said if text]
     return PlanInputs(
         command=command,
@@ -165,6 +184,7 @@ def prepare(command: PlanCommand, progress: Progress | None = None) -> PlanInput
         fit=fit,
         capacities=capacities,
         policies=policies,
+        warnings=(warning,) if warning else (),
         notes=tuple(notes),
     )
 
@@ -175,6 +195,8 @@ def chosen_layout(command: PlanCommand, *, encoder: EncoderPlace, schedule: str 
     Raises:
         UsageError: degrees that make no layout, or a schedule that does not exist or cannot run it.
     """
+    if encoder == "spread" and (schedule or "nested").lower() in set(schedule_names()) - set(_SPREAD):
+        raise UsageError(f"--encoder spread --schedule {schedule}: a spread encoder needs --schedule phased or nested.")
     try:
         parallel = ParallelSpec.pipeline(
             dp_size=command.dp_size,
@@ -192,9 +214,20 @@ def chosen_layout(command: PlanCommand, *, encoder: EncoderPlace, schedule: str 
         build_schedule(name, parallel=parallel, num_microbatches=len(llm.ranks) if llm else 1)
     except (LayoutError, ScheduleError) as error:
         raise UsageError(
-            f"{error}. Change --schedule, --encoder, --chunks, --pp or the number of micro-batches."
+            f"{in_options(str(error))}. Change --schedule, --encoder, --chunks, --pp or the number of micro-batches."
         ) from None
     return LayoutChoice(encoder=encoder, schedule=name, parallel=parallel)
+
+
+def in_options(text: str) -> str:
+    """A message of the planner with the names of its arguments as options: `pp_size=3` as `--pp-size 3`."""
+
+    def option(found: re.Match[str]) -> str:
+        values = " ".join(re.sub(r"[\[\]()',]", " ", found[2]).split())
+        return f"--{found[1].replace('_', '-')} {values}"
+
+    text = re.sub(r" with stage_ranks=\[[^\]]*\]", "", text)
+    return re.sub(rf"\b({'|'.join(_ARGUMENTS)})=(\[[^\]]*\]|\([^)]*\)|'[^']*'|-?\d+)", option, text)
 
 
 def default_schedule(command: PlanCommand, encoder: EncoderPlace) -> str:
@@ -235,13 +268,34 @@ def _policies(command: PlanCommand) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (known.get(name, 2), name)))
 
 
+def _check_names(command: PlanCommand) -> None:
+    """Modules and accelerators that do not exist: the planner takes any accelerator, a person has mistyped one."""
+    for option, names, known in (
+        ("--frozen", command.frozen, FREEZABLE),
+        ("--recompute", command.recompute, (*RECOMPUTABLE, "all")),
+    ):
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            raise UsageError(f"{option} {' '.join(wrong)}: there is no such module. Modules: {', '.join(known)}.")
+    if command.hardware.lower() == NOMINAL or hardware(command.hardware).known:
+        return
+    asked = command.hardware.lower()
+    likeness = {name: SequenceMatcher(None, asked, name[: len(asked)]).ratio() for name in hardware_names()}
+    near = [name for name in sorted(likeness, key=lambda name: -likeness[name]) if likeness[name] >= _ALIKE][:3]
+    meant = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(
+        f"--hardware {command.hardware} is not known. {meant}Known are {', '.join(hardware_names())}; without "
+        "--hardware times are ratios."
+    )
+
+
 def _shape(command: PlanCommand) -> ModelShape | None:
     if command.model is None:
         return None
-    if command.model.lower() not in preset_names() and not Path(command.model).expanduser().exists():
+    if command.model.lower() not in preset_names() and not _exists(command.model):
         raise UsageError(
-            f"--model {command.model}: neither a preset ({', '.join(preset_names())}) nor a path to a folder with a "
-            "config.json."
+            f"--model {command.model[:200]}: neither a preset ({', '.join(preset_names())}) nor a path to a folder "
+            "with a config.json."
         )
     return model_shape(command.model)
 
@@ -256,19 +310,28 @@ def _costs(command: PlanCommand, shape: ModelShape | None, parallel: ParallelSpe
             return closed_form(command, shape, parallel, layers=command.layers_per_stage), None
         except CostModelError as error:
             raise UsageError(
-                f"{error}. Change --model, --encoder, --layers-per-stage, --frozen or --recompute."
+                f"{in_options(str(error))}. Change --model, --encoder, --layers-per-stage, --frozen or --recompute."
             ) from None
-    path = Path(command.cost_model or "").expanduser()
-    if not path.is_file():
-        raise UsageError(f"--cost-model {path}: no such file. Write one with balancer-train profile.")
+    name = str(command.cost_model or "")
+    if not _exists(name) or not Path(name).expanduser().is_file():
+        raise UsageError(f"--cost-model {name[:200]}: no such file. Write one with balancer-train profile.")
+    path = Path(name).expanduser()
     costs, fit = read_cost_model(path)
-    if costs.num_stages != parallel.num_stages:
+    other = costs.other_split(parallel.domain_of_stage)
+    if other:
         raise UsageError(
-            f"--cost-model {path} has {costs.num_stages} stages, the layout {parallel.num_stages} "
-            f"({', '.join(parallel.domain_of_stage)}). Measure this layout, or give --pp, --encoder and --chunks of "
-            "the measured one."
+            f"--cost-model {path} {other}. Measure this layout, or give --pp, --encoder and --chunks of the measured "
+            "one."
         )
     return costs, fit
+
+
+def _exists(name: str) -> bool:
+    """Whether there is a path of that name; what can be no path (too long, `~` of an unknown user) is none."""
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _dropped(command: PlanCommand, eligibility: Eligibility) -> str:

@@ -22,10 +22,18 @@ from dataloaders.index import CostIndex
 from dataloaders.printable import printable
 from tools.plan_inputs import PlanInputs
 from tools.plan_measure import PolicyReport, StepMeasure, rank_work_ns
-from tools.plan_what_if import MICROBATCHES_PER_RANK, Alternative
+from tools.plan_memory import RankStates, device_memory_gib, too_large
+from tools.plan_what_if import MICROBATCHES_PER_RANK, Alternative, is_trained
 
 LimitKind = Literal[
-    "nothing to gain", "stage split", "largest sample", "capacity", "pipeline fill", "idle replicas", "uneven steps"
+    "does not fit",
+    "nothing to gain",
+    "stage split",
+    "largest sample",
+    "capacity",
+    "pipeline fill",
+    "idle replicas",
+    "uneven steps",
 ]
 SMALL = 0.02
 """A gain below this is none."""
@@ -64,12 +72,13 @@ class StepFacts:
     """What a step holds, whatever the policy.
 
     Attributes:
-        num_samples: n.
+        num_samples, num_tokens: of the step; tokens of the LLM.
         largest: those with the most work, heaviest first.
         fill: samples over every capacity, if each replica had one micro-batch; 3.2 takes four of them or more.
     """
 
     num_samples: int
+    num_tokens: int
     largest: tuple[LargeSample, ...]
     fill: dict[str, float]
 
@@ -82,6 +91,7 @@ def facts_of(problem: PlacementProblem) -> StepFacts:
     sizes = zip(problem.capacity_names, problem.capacity, problem.sizes.sum(axis=0).tolist(), strict=True)
     return StepFacts(
         num_samples=len(counts),
+        num_tokens=int(counts.llm_tokens.sum()),
         largest=tuple(
             LargeSample(
                 sample_id=int(counts.sample_ids[row]),
@@ -101,9 +111,16 @@ def limits_of(
     measures: Sequence[StepMeasure],
     facts: Sequence[StepFacts],
     alternatives: Sequence[Alternative],
+    *,
+    states: Sequence[RankStates] | None = None,
 ) -> tuple[Limit, ...]:
-    """Limits of the main policy's plans, the most telling first; () where none was found."""
+    """Limits of the main policy's plans, the most telling first; () where none was found.
+
+    Args:
+        states: parameters of every pipeline rank; None where they are not known.
+    """
     found = (
+        _does_not_fit(inputs, report, states),
         _nothing_to_gain(report, measures),
         _stage_split(inputs, report, measures, alternatives),
         _largest_sample(inputs, report, measures, facts),
@@ -113,6 +130,15 @@ def limits_of(
         _uneven_steps(inputs, report),
     )
     return tuple(limit for limit in found if limit is not None)
+
+
+def _does_not_fit(inputs: PlanInputs, report: PolicyReport, states: Sequence[RankStates] | None) -> Limit | None:
+    memory_gib, peaks = device_memory_gib(inputs.command), report.peak_activation_bytes
+    if states is None or memory_gib is None or peaks is None:
+        return None
+    device, dp_size = inputs.command.hardware, inputs.choice.parallel.dp_size
+    text = too_large(states, peaks, memory_gib, device=device, dp_size=dp_size)
+    return Limit(kind="does not fit", text=text) if text else None
 
 
 def _nothing_to_gain(report: PolicyReport, measures: Sequence[StepMeasure]) -> Limit | None:
@@ -146,11 +172,11 @@ def _stage_split(
     return Limit(
         kind="stage split",
         text=f"{how}: pipeline rank {rank} ({domains}) has {skew:.2f}x the mean work of a rank, which no placement of "
-        f"samples changes; {_remedy(alternatives)}",
+        f"samples changes; {_remedy(alternatives, inputs.choice.parallel.meet)}",
     )
 
 
-def _remedy(alternatives: Sequence[Alternative]) -> str:
+def _remedy(alternatives: Sequence[Alternative], meet: str) -> str:
     others = [
         other
         for other in alternatives
@@ -166,7 +192,9 @@ def _remedy(alternatives: Sequence[Alternative]) -> str:
         return "move layers between stages (--layers-per-stage), or compare other places of the encoder"
     if best.relative_time is None or best.relative_time > 1 - SMALL:
         return "no other layout that was simulated is faster; move layers between stages (--layers-per-stage)"
-    return f"--encoder {best.encoder} --schedule {best.schedule} would take {best.relative_time:.2f}x (simulated)"
+    today = "" if is_trained(best.encoder, best.schedule, meet) else "; training does not execute it yet"
+    said = f"--encoder {best.encoder} --schedule {best.schedule} would take {best.relative_time:.2f}x"
+    return f"{said} (planned and simulated{today})"
 
 
 def _largest_sample(

@@ -85,7 +85,7 @@ class PolicyReport:
 
     Attributes:
         step_ms: predicted times of the steps.
-        relative_time: its time over that of `sequential` on the same steps; below 1 is faster.
+        relative_time: its time over that of `sequential` on the same samples without look-ahead; below 1 is faster.
         ratio_to_bound: its time over the lower bounds; None where nothing costs anything.
         imbalance_before, imbalance_after: max / mean over DP ranks of busy time, mean over steps; before: sequential.
         label_imbalance_before, label_imbalance_after: the same of label tokens.

@@ -10,20 +10,28 @@ from rich.table import Table
 from balancer.printable import printable
 from dataloaders.printable import printable as printable_name
 from tools.plan_measure import KINDS, PolicyReport
-from tools.plan_report import COUNTS, DataSummary, LayoutSummary, PlanReport
-from tools.plan_what_if import Alternative
+from tools.plan_memory import ASSUMED
+from tools.plan_report import COUNTS, DataSummary, LayoutSummary, PlanReport, StepSizes
+from tools.plan_what_if import TRAINED, Alternative
 
 MAX_LISTED = 20
+SMALL = 0.02
 GIB = 2**30
 
 
 def print_report(report: PlanReport, console: Console) -> None:
     """All of it."""
+    for warning in report.warnings:
+        _say(console, f"note: {warning}", bold=True)
     _print_data(report.data, console)
     _print_layout(report.layout, report.main_policy, console)
     _print_steps(report, console)
     console.print(_policy_table(report))
+    for line in _under_policies(report):
+        _say(console, line)
     console.print(_cause_table(report.policies))
+    if _most_idle(report):
+        _say(console, _most_idle(report))
     for policy in report.policies:
         if policy.error:
             _say(console, f"{policy.policy} {policy.error}")
@@ -35,6 +43,7 @@ def print_report(report: PlanReport, console: Console) -> None:
             )
     if report.what_if:
         console.print(_what_if_table(report))
+        _say(console, TRAINED)
         for other in report.what_if:
             if other.error:
                 _say(console, f"{other.encoder} {other.schedule}: {other.error}")
@@ -44,11 +53,12 @@ def print_report(report: PlanReport, console: Console) -> None:
     if not report.limits:
         _say(console, "  no limit beside the placement of samples was found in these steps")
     for note in report.notes:
-        _say(console, f"note: {note}")
+        if not (report.what_if and note == TRAINED):  # said already
+            _say(console, f"note: {note}")
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(printable(text), markup=False)
+def _say(console: Console, text: str, *, bold: bool = False) -> None:
+    console.print(printable(text), markup=False, style="bold" if bold else None)
 
 
 def _print_data(data: DataSummary, console: Console) -> None:
@@ -57,6 +67,9 @@ def _print_data(data: DataSummary, console: Console) -> None:
         console,
         f"{printable_name(data.name)}: {data.num_samples:,} samples, {data.num_planned:,} planned, {left:,} left out",
     )
+    if any(data.rules.values()):
+        rules = (f"{name} by {printable_name(rule)}" for name, rule in data.rules.items() if rule)
+        _say(console, f"  counted: {'; '.join(rules)}")
     for name, count in data.counts.items():
         _say(
             console,
@@ -84,7 +97,7 @@ def _print_layout(layout: LayoutSummary, policy: str, console: Console) -> None:
     table = Table(title=f"Pipeline ranks ({policy})", title_justify="left")
     table.add_column("rank", justify="right")
     table.add_column("stages")
-    for name in ("work share", "x mean", "peak activations"):
+    for name in ("work share", "x mean", "peak activations", "weights and optimizer"):
         table.add_column(name, justify="right")
     for rank in layout.ranks:
         table.add_row(
@@ -93,42 +106,92 @@ def _print_layout(layout: LayoutSummary, policy: str, console: Console) -> None:
             f"{rank.work_share:.1%}",
             _number(rank.relative_work),
             _gib(rank.peak_activation_bytes),
+            _gib(rank.state_bytes),
         )
     console.print(table)
+    if any(rank.state_bytes is not None for rank in layout.ranks):
+        device = layout.device_memory_gib
+        _say(console, ASSUMED + ("" if device is None else f"; {layout.hardware} has {device:g} GiB"))
 
 
 def _print_steps(report: PlanReport, console: Console) -> None:
     rates = "measured costs" if report.layout.measured_costs else "assumed shares of the peak rates"
     meant = f"predicted from {rates}" if report.layout.absolute_times else "nominal: only their ratios mean something"
+    asked = "" if report.step_size == f"{_size(report.step_samples)} samples" else f", asked for {report.step_size}"
     _say(
         console,
-        f"{len(report.steps)} of {report.steps_per_epoch:,} steps of {report.step_size} were planned; step times are "
-        f"{meant}",
+        f"{len(report.steps)} of {report.steps_per_epoch:,} steps were planned, of {_size(report.step_samples)} "
+        f"samples and {_size(report.step_tokens)} LLM tokens{asked}; step times are {meant}",
     )
 
 
+def _size(sizes: StepSizes) -> str:
+    """`32`, or the mean with its range."""
+    return f"{sizes.min:,}" if sizes.min == sizes.max else f"{sizes.mean:,.0f} ({sizes.min:,} to {sizes.max:,})"
+
+
+def _unit_ms(report: PlanReport) -> float | None:
+    """What times are printed over where they have no unit: the main policy's mean; None: they are ms."""
+    (times,) = (policy.step_ms for policy in report.policies if policy.policy == report.main_policy)
+    return None if report.layout.absolute_times or times is None or not times.mean else times.mean
+
+
 def _policy_table(report: PlanReport) -> Table:
-    absolute = report.layout.absolute_times
-    table = Table(title=f"Step time{'' if absolute else ' (nominal)'}, in ms", title_justify="left")
+    unit = _unit_ms(report)
+    measure = "in ms" if unit is None else f"x the mean of {escape(report.main_policy)}"
+    table = Table(title=f"Step time, {measure}", title_justify="left")
     table.add_column("policy")
     for name in (
-        *("mean", "p50", "p90", "p99", "x sequential", "x bound"),
+        *("mean", "p50", "p90", "p99", "max", "x sequential", "x bound"),
         *("DP imbalance", "of labels", "bubble", "fill", "M", "peak activations"),
     ):
         table.add_column(name, justify="right")
-    for policy in report.policies:
-        table.add_row(*_policy_row(policy))
+    for policy in (*([] if report.before is None else [report.before]), *report.policies):
+        table.add_row(*_policy_row(policy, unit))
     return table
 
 
-def _policy_row(policy: PolicyReport) -> list[str]:
+def _under_policies(report: PlanReport) -> list[str]:
+    """What the columns do not say by themselves."""
+    lines = ["of labels: max / mean of label tokens over DP ranks, only a tie-break of placement: it may get less even"]
+    ahead = report.lookahead
+    if ahead is not None:
+        lines.append(
+            f"look-ahead of {ahead.lookahead_steps} steps evens steps: {ahead.policy} takes {_number(ahead.p99)}x at "
+            f"p99, {_number(ahead.max)}x in the longest step, {_number(ahead.mean)}x on average of the same without it"
+        )
+    main = next(policy for policy in report.policies if policy.policy == report.main_policy)
+    for other in report.what_if:
+        if other.min_num_microbatches is not None and (other.relative_time or 1.0) < 1 - SMALL:
+            lines.append(
+                f"M = {_range(main.num_microbatches)} is the least that fits; --min-num-microbatches "
+                f"{other.min_num_microbatches} takes {_number(other.relative_time)}x (simulated)"
+            )
+    return lines
+
+
+def _most_idle(report: PlanReport) -> str:
+    """The causes that cost most under the main policy; "" where next to nothing is idle."""
+    main = next(policy for policy in report.policies if policy.policy == report.main_policy)
+    if main.bubbles is None or main.bubble_ratio is None or main.bubble_ratio < SMALL:
+        return ""
+    first, second, *_ = sorted(main.bubbles.items(), key=lambda item: -item[1])
+    causes = [first, second] if second[1] >= SMALL / 4 else [first]
+    said = " and ".join(f"{kind.replace('_', ' ')} ({_percent(share)})" for kind, share in causes)
+    return (
+        f"{main.policy} leaves {_percent(main.bubble_ratio)} of all rank time idle, above all {said}; the lower bound "
+        'holds the bubble of the pipeline already, so "none" may bind beside much idle time'
+    )
+
+
+def _policy_row(policy: PolicyReport, unit: float | None) -> list[str]:
     times = policy.step_ms
     if times is None:
-        return [escape(policy.policy), *["-"] * 12]
+        return [escape(policy.policy), *["-"] * 13]
     peak = policy.peak_activation_bytes
     return [
         escape(policy.policy),
-        *(_ms(value) for value in (times.mean, times.p50, times.p90, times.p99)),
+        *(_time(value, unit) for value in (times.mean, times.p50, times.p90, times.p99, times.max)),
         _number(policy.relative_time),
         _number(policy.ratio_to_bound, digits=3),
         f"{_number(policy.imbalance_before)} -> {_number(policy.imbalance_after)}",
@@ -185,8 +248,10 @@ def _unit(name: str) -> str:
     return {"tokens": "LLM tokens", "items": "media items", "activation_bytes": "bytes of activations"}.get(name, name)
 
 
-def _ms(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def _time(value_ms: float, unit_ms: float | None) -> str:
+    if unit_ms is not None:
+        return f"{value_ms / unit_ms:.3f}"
+    return f"{value_ms:,.0f}" if value_ms >= 1000 else f"{value_ms:.4g}"
 
 
 def _number(value: float | None, *, digits: int = 2) -> str:

@@ -22,13 +22,24 @@ from balancer.observations import plan_cells
 from balancer.placement_problem import placement_problem
 from balancer.plan_sequence import PlanSequence
 from tools.errors import AnalyzeError
+from tools.plan_before import (
+    LookaheadEffect,
+    StepBefore,
+    before_report,
+    compared_with,
+    lookahead_effect,
+    sampled,
+    without_lookahead,
+)
 from tools.plan_command import PlanCommand
 from tools.plan_inputs import PlanInputs
 from tools.plan_limits import Limit, StepFacts, facts_of, limits_of, stages_on
 from tools.plan_measure import PolicyReport, StepMeasure, measure_plan, rank_work_ns, ratio, summarise
-from tools.plan_what_if import Alternative, layouts, what_if
+from tools.plan_memory import RankStates, device_memory_gib, rank_states
+from tools.plan_what_if import TRAINED, Alternative, is_trained, layouts, what_if
 
 COUNTS = {"llm_tokens": "LLM tokens", "label_tokens": "label tokens", "patches": "patches", "num_items": "media items"}
+NOT_BEFORE = "without look-ahead these steps cannot be placed, so sequential is compared with it"
 Progress = Callable[[int, int], None]
 
 
@@ -60,6 +71,7 @@ class DataSummary:
 
     Attributes:
         name: as given. num_samples: all; num_planned: those that steps are made of.
+        rules: what media and text were counted by, in words; "" where an index does not say.
         counts: by name of `COUNTS`, of the planned ones.
         reasons: samples that are left out, by what a reason begins with.
         left_out: all of them.
@@ -68,6 +80,7 @@ class DataSummary:
     name: str
     num_samples: int
     num_planned: int
+    rules: dict[str, str]
     counts: dict[str, CountSummary]
     reasons: dict[str, int]
     left_out: tuple[LeftOut, ...]
@@ -81,6 +94,7 @@ class RankSummary:
         stages: what it holds.
         work_share: of the work of all ranks; relative_work: over the mean of a rank.
         peak_activation_bytes: modelled; None where the cost model knows none.
+        state_bytes: weights, gradients and optimizer, see `tools.plan_memory`; None with measured costs.
     """
 
     rank: int
@@ -88,11 +102,13 @@ class RankSummary:
     work_share: float
     relative_work: float | None
     peak_activation_bytes: int | None
+    state_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSummary:
-    """The layout that was asked for; `capacities` are the hard limits of a micro-batch."""
+    """The layout that was asked for; `capacities` are the hard limits of a micro-batch, `device_memory_gib` is that of
+    one accelerator (None without `--hardware`)."""
 
     model: str
     cost_source: str
@@ -106,7 +122,23 @@ class LayoutSummary:
     schedule: str
     meet: str
     capacities: dict[str, int]
+    hardware: str
+    device_memory_gib: float | None
     ranks: tuple[RankSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """How much the planned steps hold."""
+
+    mean: float
+    min: int
+    max: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> "StepSizes":
+        """Of the steps."""
+        return cls(mean=sum(sizes) / len(sizes), min=min(sizes), max=max(sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +146,11 @@ class PlanReport:
     """What was planned and what came of it.
 
     Attributes:
-        step_size: of a step, in words.
+        warnings: what the reader must know first.
+        step_size: of a step as it was asked for, in words; step_samples, step_tokens: of the planned steps as they are.
         steps_per_epoch: of the run; steps: those that were planned, from 0.
+        before: `sequential` without look-ahead, which policies with look-ahead are compared with; None without it.
+        lookahead: what look-ahead adds to the main policy; None without it.
         main_policy: the policy that the layout, the comparison of layouts and the limits are about.
         policies: in the order of rising effort; sequential first.
         what_if: the same steps on other layouts; what_if_steps: how many of them.
@@ -123,12 +158,17 @@ class PlanReport:
         notes: what the reader must know.
     """
 
+    warnings: tuple[str, ...]
     data: DataSummary
     layout: LayoutSummary
     step_size: str
+    step_samples: StepSizes
+    step_tokens: StepSizes
     steps_per_epoch: int
     steps: tuple[int, ...]
     main_policy: str
+    before: PolicyReport | None
+    lookahead: LookaheadEffect | None
     policies: tuple[PolicyReport, ...]
     what_if: tuple[Alternative, ...]
     what_if_steps: int
@@ -151,10 +191,12 @@ def report_on(inputs: PlanInputs, progress: Progress | None = None) -> PlanRepor
     """
     command = inputs.command
     plans = inputs.sequence()
-    steps = sampled(plans.steps_per_epoch, command.plan_steps)
+    steps = sampled(plans.steps_per_epoch, command.plan_steps, command.lookahead_steps)
     compared = sampled_of(steps, command.what_if_steps)
-    advance = _Counted(len(steps) * len(inputs.policies) + len(compared) * len(layouts(inputs)), progress)
-    runs, facts, main_plans = _measured(inputs, plans, steps, advance)
+    runs_of_all = len(inputs.policies) + (command.lookahead_steps > 1)
+    advance = _Counted(len(steps) * runs_of_all + len(compared) * len(layouts(inputs)), progress)
+    before = without_lookahead(inputs, steps, advance)
+    runs, facts, main_plans = _measured(inputs, plans, steps, before, advance)
     reports = tuple(_reported(name, found, len(steps)) for name, found in runs.items())
     placed = [report.policy for report in reports if not report.error]
     if not placed:
@@ -163,25 +205,28 @@ def report_on(inputs: PlanInputs, progress: Progress | None = None) -> PlanRepor
     report = next(report for report in reports if report.policy == main)
     measures = [found for found in runs[main] if isinstance(found, StepMeasure)]
     alternatives = what_if(inputs, main, compared, advance)
+    choice = inputs.choice
+    states = None if inputs.shape is None else rank_states(command, inputs.shape, choice.parallel)
+    simulated = () if is_trained(choice.encoder, choice.schedule, choice.parallel.meet) else (TRAINED,)
+    unmatched = () if command.lookahead_steps == 1 or before else (NOT_BEFORE,)
     return PlanReport(
+        warnings=inputs.warnings,
         data=_data(inputs),
-        layout=_layout(inputs, measures, report),
+        layout=_layout(inputs, measures, report, states),
         step_size=_step_size(command),
+        step_samples=StepSizes.of([step.num_samples for step in facts]),
+        step_tokens=StepSizes.of([step.num_tokens for step in facts]),
         steps_per_epoch=plans.steps_per_epoch,
         steps=tuple(steps),
         main_policy=main,
+        before=before_report(before) if before else None,
+        lookahead=lookahead_effect(inputs, main, before, measures) if before and main == inputs.main_policy else None,
         policies=reports,
         what_if=alternatives,
         what_if_steps=len(compared) if alternatives else 0,
-        limits=limits_of(inputs, report, measures, facts, alternatives),
-        notes=(*inputs.notes, *plans.selection_notes(), *main_plans),
+        limits=limits_of(inputs, report, measures, facts, alternatives, states=states),
+        notes=(*inputs.notes, *plans.selection_notes(), *unmatched, *main_plans, *simulated),
     )
-
-
-def sampled(steps_per_epoch: int, count: int) -> list[int]:
-    """`count` steps of the first epoch, evenly, each from the middle of its share; all where there are no more."""
-    count = min(count, steps_per_epoch)
-    return [(2 * i + 1) * steps_per_epoch // (2 * count) for i in range(count)]
 
 
 def sampled_of(steps: Sequence[int], count: int) -> list[int]:
@@ -202,7 +247,11 @@ class _Counted:
 
 
 def _measured(
-    inputs: PlanInputs, plans: PlanSequence, steps: Sequence[int], advance: Callable[[], None]
+    inputs: PlanInputs,
+    plans: PlanSequence,
+    steps: Sequence[int],
+    before: Sequence[StepBefore] | None,
+    advance: Callable[[], None],
 ) -> tuple[dict[str, list[StepMeasure | str]], list[StepFacts], list[str]]:
     """(policy -> every step, or why it cannot be placed; facts of every step; notes about the range of a calibration).
 
@@ -211,7 +260,7 @@ def _measured(
     runs: dict[str, list[StepMeasure | str]] = {policy: [] for policy in inputs.policies}
     facts: list[StepFacts] = []
     outside: dict[str, str] = {}
-    for step in steps:
+    for position, step in enumerate(steps):
         counts = plans.counts(step)
         problem = placement_problem(
             counts,
@@ -227,7 +276,8 @@ def _measured(
             except PlanError as error:
                 found.append(str(error))
             else:
-                found.append(measure_plan(plan, counts, problem, inputs.costs))
+                measure = measure_plan(plan, counts, problem, inputs.costs)
+                found.append(compared_with(measure, before[position]) if before else measure)
                 if policy == inputs.main_policy and inputs.fit is not None:
                     for sentence in inputs.fit.extrapolates(
                         plan_cells(plan, counts, causal_window=inputs.fit.causal_window)
@@ -258,6 +308,7 @@ def _data(inputs: PlanInputs) -> DataSummary:
         name=inputs.data,
         num_samples=len(index),
         num_planned=len(ids),
+        rules={name: index.rules.get(name, "") for name in ("media", "text")},
         counts={name: _summary(np.asarray(index.samples[name])[ids]) for name in COUNTS},
         reasons=dict(Counter(_kind_of(drop.reason) for drop in dropped).most_common()),
         left_out=tuple(
@@ -283,7 +334,12 @@ def _summary(values: NDArray[np.int64]) -> CountSummary:
     return CountSummary(p50=p50, p90=p90, p99=p99, max=largest, mean=total / len(values), total=total)
 
 
-def _layout(inputs: PlanInputs, measures: Sequence[StepMeasure], report: PolicyReport) -> LayoutSummary:
+def _layout(
+    inputs: PlanInputs,
+    measures: Sequence[StepMeasure],
+    report: PolicyReport,
+    states: Sequence[RankStates] | None,
+) -> LayoutSummary:
     command, costs, parallel = inputs.command, inputs.costs, inputs.choice.parallel
     work, held = rank_work_ns(measures), report.peak_activation_bytes
     return LayoutSummary(
@@ -299,6 +355,8 @@ def _layout(inputs: PlanInputs, measures: Sequence[StepMeasure], report: PolicyR
         schedule=inputs.choice.schedule,
         meet=parallel.meet,
         capacities=dict(inputs.capacities.limits()),
+        hardware=command.hardware,
+        device_memory_gib=device_memory_gib(command),
         ranks=tuple(
             RankSummary(
                 rank=rank,
@@ -306,6 +364,7 @@ def _layout(inputs: PlanInputs, measures: Sequence[StepMeasure], report: PolicyR
                 work_share=ratio(own, sum(work)) or 0.0,
                 relative_work=ratio(own * len(work), sum(work)),
                 peak_activation_bytes=None if held is None else held[rank],
+                state_bytes=None if states is None else states[rank].state_bytes(),
             )
             for rank, own in enumerate(work)
         ),

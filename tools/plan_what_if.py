@@ -30,6 +30,11 @@ _WITH_ENCODER: tuple[tuple[EncoderPlace, str | None], ...] = (
 )
 _ONE_CHUNK = ("1f1b", "gpipe", "zb-h1")
 MICROBATCHES_PER_RANK = 4
+TRAINED = (
+    "training executes --encoder own with --schedule 1f1b or gpipe and --meet step today; the rest is planned and "
+    "simulated"
+)
+"""What of all this is more than a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +127,11 @@ def layouts(inputs: PlanInputs) -> list[tuple[Alternative, LayoutChoice | UsageE
         parallel = replace(asked.parallel, min_num_microbatches=more)
         found.append((replace(first, chosen=False, min_num_microbatches=more), replace(asked, parallel=parallel)))
     return found
+
+
+def is_trained(encoder: str, schedule: str, meet: str) -> bool:
+    """Whether training executes such a layout today."""
+    return encoder == "own" and schedule in ("1f1b", "gpipe") and meet == "step"
 
 
 def _simulated(

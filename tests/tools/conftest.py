@@ -1,19 +1,48 @@
-"""Step records as a run would have written them, small enough to check by hand."""
+"""Step records as a run would have written them, and indices to plan, small enough to check by hand."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from balancer.ledger import _written, read_lines
 from balancer.ledger_lines import Line
 from balancer.records import ActionRecord, RecordWriter, StepRecord
+from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, IndexKey, write_index
+from tools.cli import main
 from tools.verify_command import VerifyReport, verify_run
 
 # (rank, stage, op, micro-batch, start ms, end ms)
 Act = tuple[int, int, str, int, float, float]
 MakeRecord = Callable[..., StepRecord]
 Edit = Callable[[list[Line]], list[Line]]
+Folder = Callable[..., str]
+
+CONFIG = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "fullatt_block_indexes": [3],
+    },
+}
 
 
 def _record(step: int = 1, acts: Sequence[Act] = (), **changes: object) -> StepRecord:
@@ -90,3 +119,82 @@ def edited() -> Callable[[Path, Edit], VerifyReport]:
         return verify_run(folder)
 
     return report
+
+
+def _index(
+    tokens: Sequence[int], patches: Sequence[int] = (), *, names: Sequence[str] = (), bad: int = 0, media: str = ""
+) -> CostIndex:
+    """Samples of `tokens`, one image each where there are `patches`, counted by the rule `media`; the last `bad` ones
+    are unusable."""
+    num = len(tokens)
+    images = np.array(patches if len(patches) else [0] * num, dtype=np.int64)
+    samples: dict[str, Any] = {name: np.zeros(num, dtype=dtype) for name, dtype in SAMPLE_COLUMNS.items()}
+    samples["llm_tokens"][:] = tokens
+    samples["label_tokens"][:] = np.array(tokens) // 2
+    samples["visual_tokens"][:] = images // 4
+    samples["patches"][:] = images
+    samples["num_items"][:] = images > 0
+    some = images[images > 0]
+    items: dict[str, Any] = {name: np.zeros(len(some), dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
+    items["patches"][:] = some
+    items["visual_tokens"][:] = items["llm_tokens"][:] = some // 4
+    items["full_total_sq"][:] = some**2
+    unusable = [
+        BadSample(sample_id=i, place=f"shard a.tar, key {i}", reason="corrupt", message="no")
+        for i in range(num - bad, num)
+    ]
+    samples["confidence"][num - bad :] = 3
+    return CostIndex(
+        key=IndexKey(
+            rules=1, source="s", estimator="e", tokenizer="t", train_on="all", apply_orientation=True, limits=""
+        ),
+        samples=samples,
+        items=items,
+        names=pa.table(
+            {
+                "shard": pa.array(["a.tar"] * num, pa.string()),
+                "key": pa.array(list(names) or [f"k{i}" for i in range(num)], pa.string()),
+            }
+        ),
+        bad=unusable,
+        rules={"media": media, "text": ""},
+        reasons=["", "corrupt"],
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """folder(tokens, patches, names=(), bad=0, media=""): an index on disk."""
+
+    def make(*args: Any, **options: Any) -> str:
+        write_index(tmp_path / "index", _index(*args, **options))
+        return str(tmp_path / "index")
+
+    return make
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A tiny model with an encoder, as the path of its folder."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def mixed(folder: Folder) -> str:
+    """64 samples of unequal length, every third with an image."""
+    number = np.arange(64)
+    return folder(60 + number * 37 % 400, np.where(number % 3 == 0, 80 + number * 52 % 1200, 0) // 4 * 4)
+
+
+@pytest.fixture
+def planned(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """planned(*argv): the report of `balancer-analyze plan` as JSON holds it."""
+
+    def plan(*argv: str) -> dict[str, Any]:
+        assert main(["plan", *argv, "--json"]) == 0
+        content: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return content
+
+    return plan

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from itertools import product
@@ -13,7 +14,7 @@ import pytest
 from balancer.layout import Meet
 from balancer.placement_problem import placement_problem
 from balancer.plan import Capacities
-from balancer.policies import PlacementProblem
+from balancer.policies import PlacementProblem, policy_names
 from tools.benchmarks import imbalance as command
 from tools.benchmarks.baseline_step import Placed
 from tools.benchmarks.imbalance_baselines import BALANCERS
@@ -27,6 +28,7 @@ from tools.benchmarks.imbalance_small import optimum_ns, small_step
 from tools.benchmarks.imbalance_tables import Results, markdown
 from tools.benchmarks.imbalance_targets import imbalance_targets
 from tools.benchmarks.partition_rows import MAX_TOKENS
+from tools.benchmarks.real_tables import REAL_TABLES
 from tools.benchmarks.workloads import WORKLOADS, Workload, limited, workload
 
 COLOCATED, TWO_RANKS, FOUR_RANKS, SPREAD = LAYOUTS[:4]
@@ -335,6 +337,10 @@ def round_robin(counts, num_ranks, num_microbatches, capacity):
     return position % num_ranks, position // num_ranks % num_microbatches
 
 
+def outside(counts, num_ranks, num_microbatches, capacity):
+    return np.full(len(counts["llm_ns"]), num_ranks), np.zeros(len(counts["llm_ns"]), np.int64)
+
+
 def broken(counts, num_ranks, num_microbatches, capacity):
     return np.zeros(3), np.zeros(3)
 """
@@ -355,7 +361,7 @@ def test_the_command_judges_a_users_balancer_beside_the_others(
     command.main(
         [
             *("--quick", "--ranks", "2", "--microbatches", "2", "--workloads", "text", "vlm", "--no-times"),
-            *("--layouts", "colocated", "encoder stage, P = 2", "--policies", "lpt"),
+            *("--layouts", "colocated", "own-p2", "--policies", "lpt"),
             *("--balancer", f"{plugin}:round_robin", "--output", str(files[0]), "--json", str(files[1])),
         ]
     )
@@ -381,6 +387,63 @@ def test_a_balancer_that_is_not_there_or_gives_nonsense_is_refused(
     grid = step.grid(step.problem(COLOCATED, "step"))
     with pytest.raises(ValueError, match=r"expected two arrays of integers of shape \(4,\): rank and micro-batch"):
         users_balancer(f"{plugin}:broken").place(grid)
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (["--workloads", "text", "nope"], "--workloads nope: there is no such workload; available: .*text, .*vlm"),
+        (["--workloads", "real_internvl"], "--workloads real_internvl: a real table, give the folder .* --data"),
+        (["--layouts", "own-p3"], "--layouts own-p3: there is no such layout; available: colocated, own-p2, .*, all"),
+        (["--policies", "magic"], "--policies magic: there is no such policy; available: .*joint"),
+        (["--ranks", "0"], "argument --ranks: invalid number above 0 value: '0'"),
+        (["--microbatches", "four"], "argument --microbatches: invalid number above 0 value: 'four'"),
+    ],
+)
+def test_what_does_not_exist_is_a_usage_error_that_lists_what_does(
+    added: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--quick", *added])
+    assert ended.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_help_lists_every_workload_layout_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    printed = re.sub(r"-\s+", "-", capsys.readouterr().out)  # argparse breaks lines after a dash
+    for name in (*WORKLOADS, *REAL_TABLES, *(layout.key for layout in LAYOUTS), *policy_names()):
+        assert name in printed
+
+
+def test_layouts_have_short_names_that_need_no_quotes() -> None:
+    keys = [layout.key for layout in LAYOUTS]
+    assert len({*keys}) == len(keys)
+    assert all(re.fullmatch(r"[a-z0-9-]+", key) for key in keys)
+    assert not {*keys} & {layout.name for layout in LAYOUTS if layout.name != layout.key}
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("broken", r"expected two arrays of integers of shape \((16|32),\): rank and micro-batch"),
+        ("outside", r"cells: sample 0 is on rank 2, micro-batch 0; ranks are 0 to 1"),
+    ],
+)
+def test_a_users_mistake_ends_the_command_with_its_message_alone(
+    plugin: str, function: str, said: str, processes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ["--ranks", "2", "--microbatches", "1", "--workloads", "text", "--layouts", "colocated", "--no-times"]
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--quick", *size, "--processes", processes, "--balancer", f"{plugin}:{function}"])
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = printed.err.strip().splitlines()[-1]
+    assert last.startswith(f"error: --balancer {plugin}:{function}")
+    assert re.search(said, last)
 
 
 def test_a_users_function_gets_columns_it_may_change() -> None:

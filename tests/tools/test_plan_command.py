@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,102 +20,19 @@ from balancer.plan_sequence import PlanSequence
 from balancer.policies import policy_names
 from balancer.schedule import build_schedule, schedule_names
 from balancer.simulate import peak_live
-from dataloaders.index import ITEM_COLUMNS, SAMPLE_COLUMNS, BadSample, CostIndex, IndexKey, write_index
+from dataloaders.index import CostIndex
 from tools.cli import main
 from tools.errors import UsageError
+from tools.plan_before import sampled
 from tools.plan_command import PlanCommand
 from tools.plan_inputs import prepare
 from tools.plan_measure import peaks
-from tools.plan_report import sampled, sampled_of
+from tools.plan_report import sampled_of
 
 Capture = pytest.CaptureFixture[str]
 Folder = Callable[..., str]
 
-CONFIG = {
-    "model_type": "qwen2_5_vl",
-    "hidden_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "tie_word_embeddings": False,
-    "vision_config": {
-        "depth": 4,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "fullatt_block_indexes": [3],
-    },
-}
 QUICK = ("--steps", "2", "--what-if-steps", "0", "--policies", "sequential", "lpt")
-
-
-def _index(tokens: Sequence[int], patches: Sequence[int] = (), *, names: Sequence[str] = (), bad: int = 0) -> CostIndex:
-    """Samples of `tokens`, one image each where there are `patches`; the last `bad` ones are unusable."""
-    num = len(tokens)
-    images = np.array(patches if len(patches) else [0] * num, dtype=np.int64)
-    samples: dict[str, Any] = {name: np.zeros(num, dtype=dtype) for name, dtype in SAMPLE_COLUMNS.items()}
-    samples["llm_tokens"][:] = tokens
-    samples["label_tokens"][:] = np.array(tokens) // 2
-    samples["visual_tokens"][:] = images // 4
-    samples["patches"][:] = images
-    samples["num_items"][:] = images > 0
-    some = images[images > 0]
-    items: dict[str, Any] = {name: np.zeros(len(some), dtype=dtype) for name, dtype in ITEM_COLUMNS.items()}
-    items["patches"][:] = some
-    items["visual_tokens"][:] = items["llm_tokens"][:] = some // 4
-    items["full_total_sq"][:] = some**2
-    unusable = [
-        BadSample(sample_id=i, place=f"shard a.tar, key {i}", reason="corrupt", message="no")
-        for i in range(num - bad, num)
-    ]
-    samples["confidence"][num - bad :] = 3
-    return CostIndex(
-        key=IndexKey(
-            rules=1, source="s", estimator="e", tokenizer="t", train_on="all", apply_orientation=True, limits=""
-        ),
-        samples=samples,
-        items=items,
-        names=pa.table(
-            {
-                "shard": pa.array(["a.tar"] * num, pa.string()),
-                "key": pa.array(list(names) or [f"k{i}" for i in range(num)], pa.string()),
-            }
-        ),
-        bad=unusable,
-        reasons=["", "corrupt"],
-    )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    """folder(tokens, patches, ...): an index on disk."""
-
-    def make(*args: Any, **options: Any) -> str:
-        write_index(tmp_path / "index", _index(*args, **options))
-        return str(tmp_path / "index")
-
-    return make
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    """A tiny model with an encoder, as the path of its folder."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    return str(tmp_path / "model")
-
-
-@pytest.fixture
-def mixed(folder: Folder) -> str:
-    """64 samples of unequal length, every third with an image."""
-    number = np.arange(64)
-    return folder(60 + number * 37 % 400, np.where(number % 3 == 0, 80 + number * 52 % 1200, 0) // 4 * 4)
 
 
 def _planned(capsys: Capture, *argv: str) -> dict[str, Any]:
@@ -240,7 +156,8 @@ def test_the_tables_say_what_the_json_says(mixed: str, model: str, capsys: Captu
     text = capsys.readouterr().out
     assert "64 samples, 64 planned, 0 left out" in text
     assert "on 2 replicas x 3 pipeline ranks: encoder own, schedule 1f1b, replicas meet per step" in text
-    assert "2 of 2 steps of 32 samples were planned" in text
+    assert "2 of 2 steps were planned, of 32 samples and " in text
+    assert "asked for 32" not in text
     assert "nominal: only their ratios mean something" in text
     assert "│    0 │ encoder │" in text
     for policy in report["policies"]:
@@ -273,7 +190,10 @@ def test_an_uneven_stage_split_is_named_with_what_another_layout_would_do(
     best = min(report["what_if"], key=lambda other: other["relative_time"])
     assert best["encoder"] == "spread"
     assert best["relative_time"] < 0.9
-    assert said.endswith(f"--encoder spread --schedule nested would take {best['relative_time']:.2f}x (simulated)")
+    assert said.endswith(
+        f"--encoder spread --schedule nested would take {best['relative_time']:.2f}x (planned and simulated; training "
+        "does not execute it yet)"
+    )
     assert "stage split" not in _kinds(_planned(capsys, *argv, "--encoder", "spread", "--steps", "2"))
 
 
@@ -571,12 +491,24 @@ def test_the_report_goes_to_a_file(mixed: str, model: str, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        (["--encoder", "spread", "--schedule", "1f1b"], "needs the schedule phased or nested"),
+        (
+            ["--encoder", "spread", "--schedule", "1f1b"],
+            "a spread encoder needs --schedule phased or nested.",
+        ),
         (["--schedule", "bogus"], "schedule 'bogus' is not available"),
         (["--policies", "bogus"], "policy 'bogus'"),
-        (["--layers-per-stage", "3"], "layers_per_stage=[3]"),
-        (["--frozen", "bogus"], "frozen=('bogus',)"),
+        (["--layers-per-stage", "3"], "error: --layers-per-stage 3 for 1 llm stages of 8 layers"),
+        (
+            ["--frozen", "bogus"],
+            "error: --frozen bogus: there is no such module. Modules: patch_embed, encoder, ",
+        ),
         (["--num-microbatches", "3", "--num-microbatches-multiple", "2"], "use 2 or 4"),
+        (["--recompute", "bogus"], "Modules: encoder, projector, llm, head, generator, all."),
+        (
+            ["--hardware", "h101"],
+            "h101 is not known. Did you mean h100-nvl or h100-pcie or h100-sxm?",
+        ),
+        (["--hardware", "zzz"], "error: --hardware zzz is not known. Known are a100-pcie, "),
         (["--text", "bytes"], "an index is counted already"),
         (["--media-root", "x"], "an index is counted already"),
     ],
@@ -624,7 +556,9 @@ def test_a_cost_model_of_other_stages_is_a_usage_error(mixed: str, model: str, t
     costs = CostModel.from_config(model, ParallelSpec.pipeline(pp_size=3))
     (tmp_path / "cost.json").write_text(costs.to_json(), encoding="utf-8")
     assert main(["plan", mixed, "--cost-model", str(tmp_path / "cost.json"), "--pp", "4"]) == 2
-    assert "has 3 stages, the layout 4 (encoder, llm, llm, llm)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is of 3 stages: encoder (" in said
+    assert "the layout is 4 stages: encoder, llm, llm, llm." in said
     (tmp_path / "cost.json").write_text("{}", encoding="utf-8")
     assert main(["plan", mixed, "--cost-model", str(tmp_path / "cost.json"), "--pp", "3"]) == 1
 

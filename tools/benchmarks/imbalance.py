@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from balancer.policies import policy_names
 from tools.benchmarks.imbalance_cases import LAYOUTS, MAIN_LAYOUTS
-from tools.benchmarks.imbalance_ours import our_policies, users_balancer
+from tools.benchmarks.imbalance_ours import UserBalancerError, our_policies, users_balancer
 from tools.benchmarks.imbalance_own_terms import own_terms
 from tools.benchmarks.imbalance_run import QUICK_STEPS, RunOptions, default_workloads, run
 from tools.benchmarks.imbalance_small import optima
@@ -24,6 +25,8 @@ from tools.benchmarks.imbalance_tables import Results, markdown
 from tools.benchmarks.imbalance_targets import imbalance_targets
 from tools.benchmarks.imbalance_timing import planning_times
 from tools.benchmarks.measuring import environment
+from tools.benchmarks.real_tables import REAL_TABLES
+from tools.benchmarks.workloads import WORKLOADS, available
 
 QUICK_MICROBATCHES = (1, 4)
 NOTES = (
@@ -45,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     options = _options(arguments, parser)
     policy = (options.policies or our_policies())[-1]
-    rows = run(options)
+    try:
+        rows = run(options)
+    except UserBalancerError as error:
+        parser.exit(1, f"error: --balancer {error}\n")
     times = [] if arguments.no_times else planning_times(options, policy, quick=arguments.quick)
     small = optima(options, policy, quick=arguments.quick)
     results = Results(
@@ -80,21 +86,60 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="one minute: R = 8, M = 1 and 4, two steps")
     parser.add_argument("--data", type=Path, help="folder with the real tables (see tools/benchmarks/real_tables.py)")
-    parser.add_argument("--workloads", nargs="+", help="names; default: four generated ones, real ones with --data")
-    layouts = [layout.name for layout in LAYOUTS]
-    parser.add_argument("--layouts", nargs="+", choices=[*layouts, "all"], help="default: the first four")
-    parser.add_argument("--policies", nargs="+", help="of ours; the last one is what targets are about")
-    parser.add_argument("--ranks", nargs="+", type=int, help="R; default 8, 64, 1024")
-    parser.add_argument("--microbatches", nargs="+", type=int, help="M; default 1, 4, 16")
+    generated, real = ", ".join(WORKLOADS), ", ".join(REAL_TABLES)
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        metavar="NAME",
+        help=f"generated: {generated}; with --data: {real}; default: four generated ones, real ones with --data",
+    )
+    keys = ", ".join(layout.key for layout in LAYOUTS)
+    parser.add_argument("--layouts", nargs="+", metavar="NAME", help=f"{keys}, or all; default: the first four")
+    policies = ", ".join(policy_names())
+    parser.add_argument(
+        "--policies", nargs="+", metavar="NAME", help=f"{policies}; the last one named is what targets are about"
+    )
+    parser.add_argument("--ranks", nargs="+", type=_positive, metavar="R", help="default 8, 64, 1024")
+    parser.add_argument("--microbatches", nargs="+", type=_positive, metavar="M", help="default 1, 4, 16")
     parser.add_argument("--balancer", default="", metavar="MODULE:FUNCTION", help="your own, beside the others")
-    parser.add_argument("--processes", type=int, default=1, help="settings at the same time")
+    parser.add_argument("--processes", type=_positive, default=1, help="settings at the same time")
     parser.add_argument("--no-times", action="store_true", help="do not measure planning time")
     parser.add_argument("--output", type=Path, help="file for the tables")
     parser.add_argument("--json", type=Path, help="file for all numbers")
     return parser
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "number above 0"  # argparse says "invalid number above 0 value: '0'"
+
+
+def _check_names(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """A usage error for the first name that does not exist, with those that do."""
+    known = available(arguments.data)
+    for name in arguments.workloads or ():
+        if name not in known and name in REAL_TABLES:
+            parser.error(f"--workloads {name}: a real table, give the folder that holds it with --data")
+        if name not in known:
+            parser.error(f"--workloads {name}: there is no such workload; available: {', '.join(known)}")
+    for name in arguments.layouts or ():
+        if name != "all" and not any(name in (layout.key, layout.name) for layout in LAYOUTS):
+            parser.error(
+                f"--layouts {name}: there is no such layout; "
+                f"available: {', '.join(layout.key for layout in LAYOUTS)}, all"
+            )
+    for name in arguments.policies or ():
+        if name not in policy_names():
+            parser.error(f"--policies {name}: there is no such policy; available: {', '.join(policy_names())}")
+
+
 def _options(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> RunOptions:
+    _check_names(arguments, parser)
     options = RunOptions(
         workloads=tuple(arguments.workloads or default_workloads(arguments.data)),
         layouts=MAIN_LAYOUTS,
@@ -106,8 +151,9 @@ def _options(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     if arguments.quick:
         options = replace(options, num_steps=QUICK_STEPS, num_microbatches=QUICK_MICROBATCHES)
     if arguments.layouts:
-        names = [layout.name for layout in LAYOUTS]
-        options = replace(options, layouts=tuple(names if "all" in arguments.layouts else arguments.layouts))
+        asked = set(arguments.layouts)
+        chosen = [layout.name for layout in LAYOUTS if asked & {layout.key, layout.name, "all"}]
+        options = replace(options, layouts=tuple(chosen))
     if arguments.ranks:
         known = dict(options.num_steps)
         steps = tuple((ranks, known.get(ranks, max(1, min(8, 256 // ranks)))) for ranks in arguments.ranks)

@@ -11,12 +11,12 @@ Two groups of steps, because one sample that is longer than a micro-batch cannot
 
 Layouts of one replica, each with the closed-form cost of Qwen2.5-VL-7B (encoder 32 layers, LLM 28 layers):
 
-    colocated               encoder and LLM on one rank, one micro-batch after the other
-    encoder stage, P = 2    encoder on rank 0, LLM on rank 1, 1F1B
-    encoder stage, P = 4    encoder on rank 0, LLM on ranks 1 to 3, 1F1B
-    spread encoder, P = 4   LLM on all ranks, every rank encodes whole micro-batches inside the pipeline, `nested`
-    interleaved, P = 4      encoder beside the first of 8 LLM chunks, interleaved 1F1B
-    zero bubble, P = 4      encoder beside the first LLM stage, ZB-H1
+    colocated                               encoder and LLM on one rank, one micro-batch after the other
+    encoder stage, P = 2   own-p2           encoder on rank 0, LLM on rank 1, 1F1B
+    encoder stage, P = 4   own-p4           encoder on rank 0, LLM on ranks 1 to 3, 1F1B
+    spread encoder, P = 4  spread-p4        LLM on all ranks, each encodes whole micro-batches inside it, `nested`
+    interleaved, P = 4     interleaved-p4   encoder beside the first of 8 LLM chunks, interleaved 1F1B
+    zero bubble, P = 4     zb-p4            encoder beside the first LLM stage, ZB-H1
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,14 @@ FINE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutCase:
-    """One replica: P pipeline ranks, where the encoder is, LLM chunks per rank, and the schedule."""
+    """One replica: P pipeline ranks, where the encoder is, LLM chunks per rank, and the schedule.
 
+    Attributes:
+        key: short name for a command line.
+        name: in tables.
+    """
+
+    key: str
     name: str
     pp_size: int
     encoder: EncoderPlace
@@ -71,12 +77,19 @@ class LayoutCase:
 
 
 LAYOUTS = (
-    LayoutCase(name="colocated", pp_size=1, encoder="own", schedule="1f1b"),
-    LayoutCase(name="encoder stage, P = 2", pp_size=2, encoder="own", schedule="1f1b"),
-    LayoutCase(name="encoder stage, P = 4", pp_size=4, encoder="own", schedule="1f1b"),
-    LayoutCase(name="spread encoder, P = 4", pp_size=4, encoder="spread", schedule="nested"),
-    LayoutCase(name="interleaved, P = 4", pp_size=4, encoder="shared", num_chunks=2, schedule="interleaved1f1b"),
-    LayoutCase(name="zero bubble, P = 4", pp_size=4, encoder="shared", schedule="zb-h1"),
+    LayoutCase(key="colocated", name="colocated", pp_size=1, encoder="own", schedule="1f1b"),
+    LayoutCase(key="own-p2", name="encoder stage, P = 2", pp_size=2, encoder="own", schedule="1f1b"),
+    LayoutCase(key="own-p4", name="encoder stage, P = 4", pp_size=4, encoder="own", schedule="1f1b"),
+    LayoutCase(key="spread-p4", name="spread encoder, P = 4", pp_size=4, encoder="spread", schedule="nested"),
+    LayoutCase(
+        key="interleaved-p4",
+        name="interleaved, P = 4",
+        pp_size=4,
+        encoder="shared",
+        num_chunks=2,
+        schedule="interleaved1f1b",
+    ),
+    LayoutCase(key="zb-p4", name="zero bubble, P = 4", pp_size=4, encoder="shared", schedule="zb-h1"),
 )
 MAIN_LAYOUTS = tuple(layout.name for layout in LAYOUTS[:4])
 

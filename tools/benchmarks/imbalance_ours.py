@@ -25,6 +25,10 @@ Columns = Mapping[str, IntArray]
 UserFunction = Callable[[Columns, int, int, int], tuple[npt.ArrayLike, npt.ArrayLike]]
 
 
+class UserBalancerError(ValueError):
+    """A user's function gave something that is no placement; the text says what was expected."""
+
+
 def our_policies() -> tuple[str, ...]:
     """Policies that balance by cost, the default last."""
     return tuple(name for name in ("lpt", "joint") if name in policy_names())
@@ -106,7 +110,7 @@ def _cells(path: str, found: Any, num_samples: int) -> IntArray:
         column.shape != (num_samples,) or not np.issubdtype(column.dtype, np.integer) for column in columns
     ):
         shapes = [f"{column.dtype} {column.shape}" for column in columns] or type(found).__name__
-        raise ValueError(
+        raise UserBalancerError(
             f"{path} gave {shapes}; expected two arrays of integers of shape ({num_samples},): rank and micro-batch"
         )
     return np.stack(columns, axis=1).astype(np.int64)

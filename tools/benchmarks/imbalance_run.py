@@ -30,8 +30,8 @@ from tools.benchmarks.imbalance_cases import (
     largest_share,
     make_step,
 )
-from tools.benchmarks.imbalance_judge import judge, lay
-from tools.benchmarks.imbalance_ours import our_policies, placed_by, planned, users_balancer
+from tools.benchmarks.imbalance_judge import Laid, judge, lay
+from tools.benchmarks.imbalance_ours import UserBalancerError, our_policies, placed_by, planned, users_balancer
 from tools.benchmarks.imbalance_rows import Bound, Kind, Row, RowBuilder, Setting
 from tools.benchmarks.options import progress
 from tools.benchmarks.workloads import available, workload
@@ -182,7 +182,7 @@ def _run_step(run: _StepRun, policies: Sequence[str]) -> None:
             try:
                 if name not in placed or balancer.uses_layout:
                     placed[name] = _timed(balancer, run.step, problems["step"])
-                laid = lay(problems["step"], placed[name][0])
+                laid = _laid(problems["step"], placed[name][0], name, kind)
             except ValueError as error:
                 if kind == "yours":
                     raise
@@ -194,6 +194,14 @@ def _run_step(run: _StepRun, policies: Sequence[str]) -> None:
                 run.row(layout, meet, method).steps.append((run.step.seed, bounds[meet], verdict, placed[name][1]))
         for policy in policies or our_policies():
             _run_policy(run, layout, policy, problems, bounds)
+
+
+def _laid(problem: PlacementProblem, placed: Placed, name: str, kind: Kind) -> Laid:
+    """Cell times; what a user's function placed where there is nothing is the user's to know."""
+    try:
+        return lay(problem, placed)
+    except ValueError as error:
+        raise UserBalancerError(f"{name}: {error}") if kind == "yours" else error from None
 
 
 def _timed(balancer: Balancer, step: Step, problem: PlacementProblem) -> tuple[Placed, float]:
