@@ -67,7 +67,8 @@ class StepCounts:
         sample_ids: rows of the index, each at most once.
         llm_tokens: LLM sequence positions, visual tokens included.
         label_tokens: positions that carry a loss.
-        visual_tokens: positions that receive a visual embedding.
+        visual_tokens: positions that receive a visual embedding. Where the LLM attends to images across (Mllama), the
+            keys and values of that, which are no positions: there may be more of them than LLM tokens.
         patches: vision-tower tokens before merging.
         num_items: media items.
         full_total_sq: sum over full-attention segments of length squared, in patches^2.
@@ -77,8 +78,9 @@ class StepCounts:
         item_patches, item_visual_tokens, item_full_sq, item_window_sq: int64 [k]. Give all five or none.
 
     Raises:
-        PlanError: columns of unequal length, a negative count, a sample that is listed twice, or items that do not
-            add up to their samples.
+        PlanError: columns of unequal length, a count that is no whole number (floats with a fraction, NaN, booleans,
+            text) or negative, more label tokens than LLM tokens, a sample that is listed twice, or items that do
+            not add up to their samples.
     """
 
     sample_ids: Int64Array
@@ -96,9 +98,16 @@ class StepCounts:
     item_window_sq: Int64Array = field(default_factory=lambda: _NOT_GIVEN)
 
     def __post_init__(self) -> None:
-        num_samples = len(self.sample_ids)
+        num_samples = self._length_of("sample_ids", "n")
         for name in ("sample_ids", *COUNT_COLUMNS):
             self._set(name, num_samples)
+        above = self.label_tokens > self.llm_tokens
+        if above.any():
+            row = int(above.argmax())
+            raise PlanError(
+                f"label_tokens={int(self.label_tokens[row])}{self._owner('label_tokens', row)} is above its llm_tokens="
+                f"{int(self.llm_tokens[row])}: labels are those of the LLM positions that carry a loss"
+            )
         ids = np.sort(self.sample_ids)
         twice = ids[1:][ids[1:] == ids[:-1]]
         if len(twice):
@@ -112,17 +121,50 @@ class StepCounts:
             raise PlanError(f"item columns {given} without {sorted(set(ITEM_TABLE) - set(given))}; give all or none")
         self._check_items(derived=not given)
 
+    def _length_of(self, name: str, length: str) -> int:
+        """Rows of a column that says how long others are."""
+        column = _array_of(name, getattr(self, name))
+        if column.ndim != 1:
+            raise PlanError(f"counts column {name} has shape {column.shape}; expected ({length},)")
+        return len(column)
+
     def _set(self, name: str, length: int) -> None:
         """Store a column as its own read-only int64 array."""
-        column = np.array(getattr(self, name), dtype=np.int64)
-        if column.shape != (length,):
-            raise PlanError(f"counts column {name} has shape {column.shape}; expected ({length},)")
+        given = _array_of(name, getattr(self, name))
+        if given.shape != (length,):
+            raise PlanError(f"counts column {name} has shape {given.shape}; expected ({length},)")
+        if length and given.dtype != np.int64:
+            self._check_whole(name, given)
+        column = given.astype(np.int64)  # always a copy
         if length and int(column.min()) < 0:
             row = int(column.argmin())
-            owner = f" of sample {int(self.sample_ids[row])}" if length == len(self.sample_ids) else f" in row {row}"
-            raise PlanError(f"{name}={int(column[row])}{owner} is negative")
+            raise PlanError(f"{name}={int(column[row])}{self._owner(name, row)} is negative")
         column.flags.writeable = False
         object.__setattr__(self, name, column)
+
+    def _check_whole(self, name: str, column: NDArray[Any]) -> None:
+        """int64 holds every value of the column as it is; converting alone would cut fractions off in silence."""
+        if column.dtype.kind == "f":
+            # NaN and infinities differ from what they are cut to, or leave the range; so does 2^63.
+            wrong = ~((np.trunc(column) == column) & (np.abs(column) < 2.0**63))
+        elif column.dtype.kind == "u":
+            wrong = column > np.uint64(np.iinfo(np.int64).max)
+        else:
+            wrong = np.full(len(column), column.dtype.kind != "i")
+        if wrong.any():
+            row = int(wrong.argmax())
+            value = column[row].item() if isinstance(column[row], np.generic) else column[row]
+            raise PlanError(
+                f"{name}={value!r}{self._owner(name, row)} is no whole number of 64 bits (the column is {column.dtype})"
+            )
+
+    def _owner(self, name: str, row: int) -> str:
+        """Whose value a row of a column is, for messages."""
+        if name in SUM_OF_ITEMS:
+            row = int(np.searchsorted(self.item_offsets, row, side="right")) - 1
+        elif name not in COUNT_COLUMNS:
+            return f" in row {row}"
+        return f" of sample {int(self.sample_ids[row])}"
 
     def _items_from_sums(self) -> None:
         """One item per sample that has patches: the least that sums can say."""
@@ -134,15 +176,15 @@ class StepCounts:
             object.__setattr__(self, name, getattr(self, total)[some])
 
     def _check_items(self, *, derived: bool) -> None:
-        num_samples, num_items = len(self.sample_ids), len(self.item_patches)
+        num_samples, num_items = len(self.sample_ids), self._length_of("item_patches", "k")
         self._set("item_offsets", num_samples + 1)
+        offsets = self.item_offsets
+        if int(offsets[0]) != 0 or int(offsets[-1]) != num_items or (offsets[1:] < offsets[:-1]).any():
+            raise PlanError(f"item_offsets do not cut {num_items} items into {num_samples} samples")
         for name in SUM_OF_ITEMS:
             self._set(name, num_items)
         if derived:
             return
-        counts = np.diff(self.item_offsets)
-        if int(self.item_offsets[0]) != 0 or int(self.item_offsets[-1]) != num_items or (counts < 0).any():
-            raise PlanError(f"item_offsets do not cut {num_items} items into {num_samples} samples")
         for name, total in SUM_OF_ITEMS.items():
             wrong = np.flatnonzero(sum_of_items(getattr(self, name), self.item_offsets) != getattr(self, total))
             if len(wrong):
@@ -185,6 +227,13 @@ class StepCounts:
         items = _items(index, ids)
         sums = {name: sum_of_items(items[_ITEM_OF[name]], items["item_offsets"]) for name in ITEM_COLUMNS}
         return cls(sample_ids=ids, **columns, **sums, **items)
+
+
+def _array_of(name: str, values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # lists of unequal length
+        raise PlanError(f"counts column {name} is no column of numbers: {error}") from None
 
 
 def sum_of_items(column: Int64Array, offsets: Int64Array) -> Int64Array:

@@ -91,7 +91,8 @@ def place_llm(request: Request) -> Spread:
     """The LLM's part of the request, with its clock.
 
     Raises:
-        ScheduleError: spread stages elsewhere than at head and tail, or an LLM that does not go round all ranks.
+        ScheduleError: no spread stage, or one elsewhere than at head and tail, or an LLM that does not go round all
+            ranks.
     """
     encoder, chunks, generator = _domains(request)
     num_ranks = request.num_ranks
@@ -152,6 +153,12 @@ def insert(request: Request, spread: Spread, cuts: Sequence[Cut]) -> list[Progra
 def _domains(request: Request) -> tuple[int | None, list[int], int | None]:
     """Chunks of the encoder, the LLM and the generator."""
     ranks = [chunk.rank for chunk in request.chunks]
+    if SPREAD not in ranks:
+        raise request.refuse(
+            "no stage is spread over the ranks (-1), so nothing runs beside the LLM; spread the encoder "
+            '(encoder="spread" of ParallelSpec.pipeline, stage_ranks=[-1, 0, 1, ...]) or take 1f1b (interleaved1f1b '
+            "where a rank has several chunks)"
+        )
     encoder = 0 if ranks[0] == SPREAD else None
     generator = len(ranks) - 1 if ranks[-1] == SPREAD else None
     llm = list(range(0 if encoder is None else 1, len(ranks) if generator is None else generator))

@@ -294,6 +294,7 @@ from balancer.planner import plan_step
 from balancer.policies import policy_names
 ids = np.arange(64)
 columns = {name: (ids * 7919 + 13 * place) % 97 + 1 for place, name in enumerate(COUNT_COLUMNS)}
+columns["label_tokens"] = columns["llm_tokens"] // 2
 model = CostModel.from_dims(
     EncoderDims(dim=32, depth=2, mlp_dim=64, num_full_layers=1, out_dim=48),
     LLMDims(dim=48, depth=4, num_heads=4, num_kv_heads=2, mlp_dim=96, vocab_size=264),

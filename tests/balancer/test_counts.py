@@ -1,6 +1,8 @@
 """Counts of a step: gathered from the two tables of an index, checked on the way in."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +142,71 @@ def test_an_item_table_that_contradicts_its_samples_is_refused(changed: dict, me
     sums = columns(2, patches=[4, 8], visual_tokens=[1, 2], full_total_sq=[16, 64])
     with pytest.raises(PlanError, match=message):
         StepCounts(**sums, **table)
+
+
+def test_whole_numbers_in_floats_are_taken_as_they_are() -> None:
+    counts = StepCounts(**columns(2, llm_tokens=[3.0, 5.0], label_tokens=np.array([1, 5], dtype=np.uint16)))
+    assert counts.llm_tokens.tolist() == [3, 5]
+    assert {getattr(counts, name).dtype for name in COUNT_COLUMNS} == {np.dtype(np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([4.0, 1.5], "llm_tokens=1.5 of sample 9 is no whole number"),
+        ([4.0, math.nan], "llm_tokens=nan of sample 9 is no whole number"),
+        ([-math.inf, 1], "llm_tokens=-inf of sample 4 is no whole number"),
+        ([1.0, 2.0**63], "llm_tokens=9.22.*e.18 of sample 9 is no whole number"),
+        (np.array([1, 2**63], dtype=np.uint64), "llm_tokens=9223372036854775808 of sample 9 is no whole number"),
+        ([True, False], "llm_tokens=True of sample 4 is no whole number"),
+        (["7", "8"], "llm_tokens='7' of sample 4 is no whole number"),
+        ([1, None], "llm_tokens=1 of sample 4 is no whole number .* object"),
+        (np.array([1j, 2]), "llm_tokens=1j of sample 4 is no whole number"),
+        (np.array(["2020-01-01", "2020-01-02"], dtype="M8[D]"), "llm_tokens=.* of sample 4 is no whole number"),
+    ],
+)
+def test_a_count_that_is_no_whole_number_names_column_sample_and_value(values: Any, said: str) -> None:
+    """`np.array([1.5, 5.9], dtype=np.int64)` is [1 5], without a word."""
+    with pytest.raises(PlanError, match=said):
+        StepCounts(**{**columns(2, sample_ids=[4, 9]), "llm_tokens": values})
+
+
+def test_sample_ids_are_whole_numbers_too() -> None:
+    with pytest.raises(PlanError, match=r"sample_ids=0\.5 in row 1 is no whole number"):
+        StepCounts(**columns(2, sample_ids=[0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (5, r"llm_tokens has shape \(\); expected \(2,\)"),
+        ([[1, 2]], r"llm_tokens has shape \(1, 2\); expected \(2,\)"),
+        ([[1], [2, 3]], "llm_tokens is no column of numbers"),
+    ],
+)
+def test_what_is_no_column_is_refused(values: Any, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        StepCounts(**{**columns(2), "llm_tokens": values})
+    if said.startswith("llm_tokens is"):
+        return
+    with pytest.raises(PlanError, match=r"sample_ids has shape .*; expected \(n,\)"):
+        StepCounts(**{**columns(2), "sample_ids": values})
+
+
+def test_more_labels_than_positions_are_refused() -> None:
+    message = "label_tokens=11 of sample 9 is above its llm_tokens=10: labels are those of the LLM positions that carry"
+    with pytest.raises(PlanError, match=message):
+        StepCounts(**columns(3, sample_ids=[4, 9, 2], llm_tokens=[5, 10, 3], label_tokens=[5, 11, 9]))
+    assert StepCounts(**columns(2, llm_tokens=[5, 10], label_tokens=[5, 10])).label_tokens.tolist() == [5, 10]
+
+
+def test_more_visual_tokens_than_positions_are_what_cross_attention_has() -> None:
+    """Mllama: an image is one position, and 1,601 keys and values a tile."""
+    counts = StepCounts(**columns(1, llm_tokens=[30], visual_tokens=[6404], patches=[6404]))
+    assert counts.visual_tokens.tolist() == [6404]
+
+
+def test_a_negative_item_is_told_by_the_sample_it_belongs_to() -> None:
+    table = {**ITEMS, "item_offsets": [0, 0, 2], "item_window_sq": [-1, 0]}
+    with pytest.raises(PlanError, match="item_window_sq=-1 of sample 7 is negative"):
+        StepCounts(**columns(2, sample_ids=[3, 7]), **table)

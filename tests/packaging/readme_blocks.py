@@ -5,6 +5,9 @@
     <!-- ci: NAME -->       executed by .ci/run (NAME is `test` or `train`)
     <!-- not run: WHY -->   shown only
 
+In a block that runs, a comment `# -> TEXT` is what it prints: every piece of TEXT between `...` occurs in the output,
+in this order; white space does not count.
+
 Standard library only: `.ci/run` calls this file before anything is installed:
 `python readme_blocks.py README.md "ci: test"` prints the one block with that mark.
 """
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([\w+-]*)")
+_SHOWN = re.compile(r"# -> (.*)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*<!--\s*(.*?)\s*-->\s*$")
 
 
@@ -57,6 +61,19 @@ def _blocks(lines: list[str]) -> Iterator[Block]:
             mark = ""  # a mark belongs to the block that follows it directly
     if fence:
         raise ValueError(f"the code block of line {start} is never closed")
+
+
+def missing(code: str, output: str) -> list[str]:
+    """Pieces of the comments `# -> TEXT` of a block that its output does not have, or not in this order."""
+    printed, place, found = "".join(output.split()), 0, []
+    for piece in (piece for shown in _SHOWN.findall(code) for piece in shown.split("...")):
+        wanted = "".join(piece.split())
+        at = printed.find(wanted, place)
+        if at < 0:
+            found.append(piece.strip())
+        else:
+            place = at + len(wanted)
+    return found
 
 
 def marked(text: str, mark: str) -> Block:

@@ -69,6 +69,7 @@ def test_the_block_runs_as_printed(page: Path, block_number: int, readme_blocks:
         check=False,
     )
     assert done.returncode == 0, f"{page.name} line {block.line}:\n{block.code}\n{done.stdout}\n{done.stderr}"
+    assert readme_blocks.missing(block.code, done.stdout) == [], f"{page.name} line {block.line}:\n{done.stdout}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -65,6 +65,14 @@ def test_a_fence_that_is_never_closed_is_refused(readme_blocks: ModuleType) -> N
         readme_blocks.blocks("<!-- run -->\n```bash\necho\n")
 
 
+def test_a_comment_that_shows_output_is_held_against_it(readme_blocks: ModuleType) -> None:
+    code = "print(a)  # -> [1 2 ... 9]\nprint(b)  # no output\n    print(c)  # -> ... late\n"
+    assert readme_blocks.missing(code, "[ 1  2\n 3 9]\nmore, later") == []
+    assert readme_blocks.missing(code, "[1 2 3 8]\nlate") == ["9]"]
+    assert readme_blocks.missing(code, "late\n[1 2 9]") == ["late"]
+    assert readme_blocks.missing("print(1)  # 2", "1") == []
+
+
 def _call(path: Path, mark: str) -> subprocess.CompletedProcess[str]:
     script = Path(__file__).with_name("readme_blocks.py")
     command = [sys.executable, "-I", str(script), str(path), mark]

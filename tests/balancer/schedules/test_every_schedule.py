@@ -38,7 +38,8 @@ def cases(draw: st.DrawFn) -> Case:
     for chunk in range(num_chunks * num_ranks):
         stage_ranks += [chunk % num_ranks] * draw(st.integers(1, 2))
     if name in ("nested", "phased"):
-        stage_ranks = [-1] * draw(st.booleans()) + stage_ranks + [-1] * draw(st.booleans())
+        encoder, generator = draw(st.sampled_from([(1, 0), (0, 1), (1, 1)]))
+        stage_ranks = [-1] * encoder + stage_ranks + [-1] * generator
     elif name == "interleaved1f1b" and draw(st.booleans()):  # an encoder on a rank of its own
         stage_ranks = [0] + [rank + 1 for rank in stage_ranks]
     frozen = tuple(range(draw(st.integers(0, 2)))) if len(stage_ranks) > 2 else ()

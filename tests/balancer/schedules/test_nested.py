@@ -265,9 +265,23 @@ def test_uneven_units_cost_time_and_evening_out_each_unit_brings_it_back(seed: i
     assert unequal > 1.08 * even
 
 
-def test_without_spread_stages_nested_and_phased_are_the_llms_schedule() -> None:
-    alone = build_schedule("interleaved1f1b", stage_ranks=[0, 1, 0, 1], num_microbatches=4)
-    for name in ("nested", "phased"):
-        schedule = build_schedule(name, stage_ranks=[0, 1, 0, 1], num_microbatches=4)
-        assert schedule.ranks == alone.ranks
-        assert schedule.unit_size == 0
+@pytest.mark.parametrize("name", ["nested", "phased"])
+@pytest.mark.parametrize("stage_ranks", [[0, 1], [0, 0, 1], [0, 1, 0, 1], [0]])
+def test_without_a_spread_stage_there_is_nothing_to_nest(name: str, stage_ranks: list[int]) -> None:
+    """It would be plain (interleaved) 1F1B under a name that promises even encoder work."""
+    message = (
+        rf"schedule {name} with stage_ranks=.*: no stage is spread .*encoder=.spread.* or take 1f1b \(interleaved1f1b"
+    )
+    with pytest.raises(ScheduleError, match=message):
+        build_schedule(name, stage_ranks=stage_ranks, num_microbatches=4)
+
+
+def test_a_spread_generator_alone_can_be_nested() -> None:
+    alone = build_schedule("1f1b", stage_ranks=[0, 1], num_microbatches=4)
+    schedule = build_schedule("nested", stage_ranks=[0, 1, -1], num_microbatches=4)
+    assert schedule.unit_size == 2
+    for rank, program in enumerate(schedule.ranks):
+        own = [act for act in program if act.stage == 2]
+        assert [str(act) for act in own] == [f"2{op}{unit * 2 + rank}" for unit in range(2) for op in "FB"]
+        # Two more forwards ahead, or the cut of the generator would wait for itself.
+        assert {act for act in program if act.stage != 2} == set(alone.ranks[rank])
