@@ -23,8 +23,9 @@ from balancer.counts import StepCounts
 from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanError
 from balancer.layout import Layout, ParallelSpec
 from balancer.plan import Capacities
-from balancer.planner import plan_step
+from balancer.planner import DEFAULT_POLICY, plan_step
 from balancer.select import StepSelector
+from balancer.warm_up import warm_up_once
 
 Sample_co = TypeVar("Sample_co", covariant=True)
 Costs = Sequence[int] | NDArray[Any] | Callable[[int], int | Sequence[int]]
@@ -69,7 +70,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         dp_rank: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
-        policy: str = "lpt",
+        policy: str = DEFAULT_POLICY,
         seed: int = 0,
     ) -> None:
         self._costs = _checked_costs(costs)
@@ -92,6 +93,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             )
         if self._num_dropped:
             _logger.info("%d of %d samples are left out of every epoch", self._num_dropped, num_samples)
+        warm_up_once()  # here rather than in the first step, where other ranks would wait for this one
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
@@ -141,7 +143,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 cursor=where.cursor,
             )
             if not plan.num_samples.all():
-                raise PlanError(f"policy {self._policy!r} left a rank without a sample; choose lpt or sequential")
+                raise PlanError(
+                    f"policy {self._policy!r} left a rank without a sample; choose joint, lpt or sequential"
+                )
             yield plan.members(self._dp_rank, 0).tolist()
 
 
@@ -182,7 +186,7 @@ class BalancedDataLoader(DataLoader[Sample_co]):
         cost: Costs | None = None,
         parallel: Layout | None = None,
         dp_rank: int | None = None,
-        policy: str = "lpt",
+        policy: str = DEFAULT_POLICY,
         seed: int = 0,
     ) -> None:
         if sampler is not None or batch_sampler is not None:

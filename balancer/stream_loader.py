@@ -45,6 +45,7 @@ from balancer.stream_plan import (
     plan_window,
 )
 from balancer.stream_window import LaneReaders, RankWindow, WindowScanner
+from balancer.warm_up import warm_up_once
 from balancer.weights import planned_weight_sum
 from dataloaders.estimators import TokenEstimator
 from dataloaders.sample import check_loadable
@@ -132,6 +133,7 @@ class StreamLoader:
         self._state = self._checked(state)
         self._window: Window | None = None
         self.num_dropped: Counter[str] = Counter()
+        warm_up_once()  # here rather than in the first window, where other ranks would wait for this one
 
     @property
     def state(self) -> StreamState:

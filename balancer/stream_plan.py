@@ -24,7 +24,7 @@ from balancer.counts import COUNT_COLUMNS, Int64Array, StepCounts
 from balancer.errors import OversizeError, PlanError
 from balancer.layout import Layout, ParallelSpec
 from balancer.plan import Capacities, StepPlan, digest_fields
-from balancer.planner import plan_step
+from balancer.planner import DEFAULT_POLICY, plan_step
 from dataloaders.errors import DataError
 from dataloaders.stream_source import stream_sample_id
 
@@ -56,7 +56,7 @@ class WindowOptions:
     samples_per_lane: int = 64
     bytes_per_lane: int = 64 * 1024**2
     schedule: str = "1f1b"
-    policy: str = "lpt"
+    policy: str = DEFAULT_POLICY
     num_microbatches: int | None = None
     min_num_microbatches: int = 1
     seed: int = 0

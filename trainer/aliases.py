@@ -66,7 +66,7 @@ _TABLE = _table(
         "neat_packing group_by_length length_column_name",
         _ALL_HF,
         "policy",
-        "placement is a policy: policy=lpt (default)",
+        "placement is a policy: policy=joint (default)",
     ),
     (
         "overwrite_cache",

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from trainer.config import CheckConfig
 from trainer.config_yaml import to_yaml
 from trainer.data import sample_reader, select, training_side
 from trainer.errors import CheckFailedError, ConfigError
+from trainer.kernels import ready_planner
 from trainer.mixture import mixture_selector
 from trainer.model_source import cost_model_for, load_model_source
 from trainer.progress import progress_bars
@@ -54,6 +55,7 @@ def run_check(config: CheckConfig) -> int:
         found = _launched(config, processes=2, pp_size=1)
         return _report_bugs([PlantedBug(**item) for item in found], config, console)
     with communicator(device=torch.device("cpu")) as comm:
+        ready_planner(comm, _reporter(console), pipeline=False)
         rows = check_layout(subject, comm)
     for processes, pp_size in WORLDS:
         rows += [row_from(item) for item in _launched(config, processes=processes, pp_size=pp_size)]
@@ -98,12 +100,18 @@ def _run_in_world(config: CheckConfig, subject: CheckSubject) -> int:
     """The part of one rank: check the layout torchrun made; rank 0 writes or prints the rows."""
     device = torch.device("cpu") if config.json_output is not None else None
     with communicator(pp_size=config.pp_size, device=device) as comm:
+        ready_planner(comm, _reporter(wide_console() if comm.is_main else None), pipeline=config.pp_size > 1)
         bugs = self_test(subject, comm) if config.self_test else []
         rows = [] if config.self_test else check_layout(subject, comm)
     if not comm.is_main:
         return 0
     console = wide_console()
     return _report_bugs(bugs, config, console) if config.self_test else _report_rows(rows, config, console)
+
+
+def _reporter(console: Console | None) -> Callable[[str], None]:
+    """What prints a line of text, or nothing where another rank does."""
+    return lambda text: None if console is None else console.print(text, markup=False, highlight=False)
 
 
 def _launched(config: CheckConfig, *, processes: int, pp_size: int) -> list[dict[str, Any]]:

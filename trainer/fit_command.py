@@ -16,7 +16,6 @@ from balancer.ledger import refuse_other_run
 from balancer.ledger_lines import RunLine
 from balancer.run_evidence import RunEvidence
 from balancer.select import Selector
-from balancer.warm_up import warm_up
 from trainer.calibrated import memory_model
 from trainer.checkpoint import latest_complete, read_meta
 from trainer.comm import Comm, communicator
@@ -24,6 +23,7 @@ from trainer.config import FitConfig
 from trainer.data import DataSide, prepare, split, training_side
 from trainer.errors import ConfigError, TrainerError
 from trainer.export import load_trained
+from trainer.kernels import ready_planner
 from trainer.loop import Trainer
 from trainer.mixture import mixture_selector
 from trainer.model_source import load_model_source, lookahead_cost_for
@@ -35,7 +35,6 @@ from trainer.seen import measure_seen
 from trainer.summary import RunSummary, banner
 
 NUM_SHOWN = 3
-_LONG_WARM_UP_S = 1.0  # loading takes less
 COMPLETE_NOTICE = "{run} is complete: {steps} steps. Raise --max-steps or --epochs to train on."
 DEMO_NOTICE = (
     "No --data given: training a small vision-language model on the demo corpus (built once, then cached).\n"
@@ -67,7 +66,11 @@ def run_fit(config: FitConfig) -> int:
         memory_cost=memory,
     )
     with communicator(pp_size=config.pp_size) as comm, RunLock() as lock:
-        _warm_up(comm, console)
+        ready_planner(
+            comm,
+            lambda text: console.print(text, markup=False, highlight=False),
+            pipeline=config.pp_size > 1,
+        )
         run = RunFolder(_choose_run(config, comm))
         # Rank 0 alone needs it, and it passes over all ids.
         line = cache(lambda: run_line(config, side, train_ids, evidence))
@@ -117,18 +120,6 @@ def run_fit(config: FitConfig) -> int:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _warm_up(comm: Comm, console: Console) -> None:
-    """Have the planner's kernels ready before a step needs them: compiled once a node, loaded by its other ranks."""
-    first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
-    if first_of_node:
-        seconds = warm_up()
-        if seconds > _LONG_WARM_UP_S:
-            console.print(f"Compiled the planner's kernels in {seconds:.0f} s; later starts load them.", markup=False)
-    comm.barrier()
-    if not first_of_node:
-        warm_up()
 
 
 def _choose_run(config: FitConfig, comm: Comm) -> Path:

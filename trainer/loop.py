@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from balancer.errors import BalancerError, PlanError
-from balancer.fixed_microbatches import check_steps_fit
 from balancer.mixture_report import MixtureReport
 from balancer.plan_loader import PlanLoader, SampleReader, StepBatches
 from balancer.plan_sequence import PlanSequence
@@ -33,6 +31,7 @@ from trainer.config import FitConfig
 from trainer.data import DataSide, capacities_of, read_groups, sample_reader
 from trainer.errors import ConfigError, NumericsError
 from trainer.evaluate import Evaluation, evaluate
+from trainer.fixed_microbatches import check_fixed_microbatches
 from trainer.launcher import Launcher
 from trainer.lr_schedule import learning_rate, resolve_warmup
 from trainer.mixture import last_step, report_of, to_progress
@@ -130,7 +129,7 @@ class Trainer:
         self.finished_steps = 0
         self.tally = Tally()
         if config.num_microbatches is not None:
-            self._check_fixed_microbatches()
+            check_fixed_microbatches(self.plans, self.num_steps, comm)
 
     def planned(self, side: DataSide, ids: np.ndarray, *, shuffle: bool) -> tuple[SampleReader, PlanSequence]:
         """How samples `ids` of a source are read and planned; `shuffle` off is the order of evaluation."""
@@ -160,20 +159,6 @@ class Trainer:
             dropped=side.dropped if shuffle else (),
         )
         return reader, plans
-
-    def _check_fixed_microbatches(self) -> None:
-        """A number of micro-batches that does not fit some step is an error before step 1, on every rank.
-
-        Price: see `balancer.fixed_microbatches`; ranks share the steps and tell each other what they found.
-        """
-        found = ""
-        try:
-            check_steps_fit(self.plans, range(self.comm.rank, self.num_steps, self.comm.world_size))
-        except BalancerError as error:
-            found = str(error)
-        errors = [text for text in self.comm.gather(found) if text]
-        if errors:
-            raise PlanError(errors[0])
 
     def fit(self) -> FitResult:
         """Train from the last finished step to the end; the same result object on every rank."""

@@ -18,9 +18,11 @@ from dataloaders.adjustment import cut_sample
 from dataloaders.chat import encode_record
 from dataloaders.tokenizer import ByteTokenizer, Special
 from trainer.calibrated import RangeWatch, chosen_cost_model, memory_model
+from trainer.comm import single_process
 from trainer.config import PlanConfig
 from trainer.data import MAX_LISTED, DataSide, capacities_of, notes, prepare, read_groups, split, training_side
 from trainer.errors import ConfigError
+from trainer.kernels import ready_planner
 from trainer.mixture import last_step, mixture_selector, report_of
 from trainer.model_source import ModelSource, cost_model_for, load_model_source, lookahead_cost_for
 from trainer.progress import progress_bars
@@ -77,6 +79,11 @@ def run_plan(config: PlanConfig) -> int:
     _print_mixture(plans, num_steps, console)
     for note in plans.selection_notes():
         console.print(f"note: {note}", markup=False)
+    ready_planner(
+        single_process(),
+        lambda text: console.print(text, markup=False, highlight=False),
+        pipeline=spec.num_ranks > 1,
+    )
     made = [plans.plan(step) for step in range(count)]
     ranges = RangeWatch(fitted, lambda text: console.print(f"note: {text}", markup=False))
     for plan in made:

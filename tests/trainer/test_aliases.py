@@ -20,7 +20,7 @@ from trainer.config import FitConfig
         ("max_length", "capacity_tokens", "micro-batch"),
         ("--seq-length", "capacity_tokens", "micro-batch"),
         ("packing", None, "packed without padding"),
-        ("neat_packing", "policy", "lpt"),
+        ("neat_packing", "policy", "joint"),
         ("--micro-batch-size", "capacity_tokens", "mean tokens"),
         ("--train-iters", "max_steps", "one of our steps"),
         ("--train-samples", "max_steps", "train_samples / global_batch_size"),

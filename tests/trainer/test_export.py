@@ -139,7 +139,7 @@ def test_a_model_that_does_not_exist_or_does_not_fit_together_says_so(run: FitCo
 
 
 def test_a_resumed_run_may_not_change_its_model(run: FitConfig) -> None:
-    from trainer.config import refuse_changed_trajectory
+    from trainer.resume_options import refuse_changed_trajectory
 
     with pytest.raises(ConfigError, match="model was 'check' and is now 'demo'"):
         refuse_changed_trajectory(run, replace(run, model="demo"))

@@ -17,6 +17,8 @@ from balancer.errors import OversizeError, PlanError  # noqa: E402
 from balancer.layout import Layout  # noqa: E402
 from balancer.ledger import read_lines  # noqa: E402
 from balancer.ledger_lines import StepLine  # noqa: E402
+from balancer.plan import Capacities  # noqa: E402
+from balancer.plan_sequence import PlanSequence  # noqa: E402
 from dataloaders.demo import DEMO_PROCESSOR  # noqa: E402
 from dataloaders.errors import DataError  # noqa: E402
 from tools.verify_command import verify_run  # noqa: E402
@@ -25,6 +27,7 @@ from trainer.config import CheckConfig, FitConfig, PlacementOptions, PlanConfig 
 from trainer.data import notes, prepare  # noqa: E402
 from trainer.errors import ConfigError  # noqa: E402
 from trainer.fit_command import run_fit  # noqa: E402
+from trainer.fixed_microbatches import least_num_microbatches  # noqa: E402
 from trainer.model_source import cost_model_for, load_model_source  # noqa: E402
 from trainer.plan_command import run_plan  # noqa: E402
 
@@ -199,6 +202,34 @@ def test_a_fixed_number_of_micro_batches_that_does_not_fit_stops_before_step_one
         run_fit(config)
     assert config.output is not None
     assert not config.output.exists()
+
+
+@pytest.mark.parametrize("policy", ["joint", "sequential"])
+def test_a_fixed_number_of_micro_batches_that_does_not_fit_names_the_least_that_does(
+    fit_config: MakeConfig, policy: str
+) -> None:
+    limits: dict[str, Any] = {"global_batch_size": 6, "capacity_tokens": 130, "oversize": "drop", "policy": policy}
+    with pytest.raises(PlanError, match=r"The least that holds all 4 steps of the run is --num-microbatches") as told:
+        run_fit(fit_config("one", num_microbatches=1, epochs=2, **limits))
+    least = int(str(told.value).rpartition(" ")[2])
+    assert least > 2
+    with pytest.raises(PlanError, match=f"--num-microbatches {least}$"):
+        run_fit(fit_config("less", num_microbatches=least - 1, epochs=2, **limits))
+    assert run_fit(fit_config("enough", num_microbatches=least, epochs=2, **limits)) == 0
+
+
+def test_a_step_that_no_number_holds_names_none(fit_config: MakeConfig) -> None:
+    side = prepare(fit_config(), fit_config().data, DEMO_PROCESSOR)
+    plans = PlanSequence(
+        index=side.index,
+        ids=np.arange(12),
+        global_batch_size=4,
+        layout=Layout(),
+        cost_model=cost_model_for(load_model_source("check").config, Layout()),
+        capacities=Capacities(tokens=20),
+        num_microbatches=1,
+    )
+    assert least_num_microbatches(plans, range(3)) == 0
 
 
 def test_long_texts_are_cut_and_trained_and_counted(fit_config: MakeConfig, capsys: Printed) -> None:
