@@ -11,6 +11,8 @@ takes the lightest sample of the rank that holds the most; capacities hold, sinc
 Price: a Python loop over the ranks that have an empty cell; the others cost one count.
 """
 
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -50,20 +52,30 @@ def _groups(placement: Placement, rank: int) -> list[Int64Array]:
 
 def _filled(cells: list[Int64Array], num_cells: int, time: Int64Array) -> list[Int64Array]:
     """The same rows in `num_cells` cells, empty ones last."""
-    filled = [rows for rows in cells if len(rows)]
-    while len(filled) < num_cells:
-        heaviest = max(
-            (index for index, rows in enumerate(filled) if len(rows) > 1),
-            key=lambda index: (int(time[filled[index]].sum()), -index),
-            default=None,
-        )
-        if heaviest is None:
-            break
-        rows = filled[heaviest]
-        before = np.cumsum(time[rows])
-        cut = 1 + int(np.abs(2 * before[:-1] - before[-1]).argmin())
-        filled[heaviest : heaviest + 1] = [rows[:cut], rows[cut:]]
+    rows = np.concatenate(cells)
+    before = [0, *np.cumsum(time[rows]).tolist()]  # time of the first k rows
+    starts = [0, *np.cumsum([len(cell) for cell in cells if len(cell)]).tolist()]
+    # Heaviest first, of equals the first; cells of one row stay whole.
+    heap = [(before[start] - before[stop], start, stop) for start, stop in pairwise(starts) if stop - start > 1]
+    heapify(heap)
+    while len(starts) - 1 < num_cells and heap:
+        _, start, stop = heappop(heap)
+        cut = _middle(before, start, stop)
+        insort(starts, cut)
+        for first, last in ((start, cut), (cut, stop)):
+            if last - first > 1:
+                heappush(heap, (before[first] - before[last], first, last))
+    filled = [rows[start:stop] for start, stop in pairwise(starts)]
     return filled + [np.zeros(0, dtype=np.int64)] * (num_cells - len(filled))
+
+
+def _middle(before: list[int], start: int, stop: int) -> int:
+    """The first place between `start` and `stop` that halves the time of the rows there best."""
+    both = before[start] + before[stop]
+    place = bisect_left(before, both // 2, start + 1, stop - 1)
+    if place > start + 1 and abs(2 * before[place - 1] - both) <= abs(2 * before[place] - both):
+        return bisect_left(before, before[place - 1], start + 1, place)
+    return place
 
 
 def _feed(groups: dict[int, list[Int64Array]], placement: Placement, held: Int64Array, time: Int64Array) -> None:

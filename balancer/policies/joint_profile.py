@@ -21,7 +21,8 @@ from balancer.makespans import makespans_ns
 from balancer.schedule import Schedule
 
 TOTAL = 2**20
-PARTS = 16
+PARTS = 64
+_ROOMY, _ROOMY_PARTS = 2 * PARTS, 16  # from this share on, capacities in coarser steps: they hardly bind
 _NUM_STEPS = 96
 _LEVELS = 32  # stage times are rounded to this many parts of the longest
 _FIRST_STEP, _LAST_STEP, _STEP_PARTS = 512, 12, 1024  # of 1,024: how far shares may move in a step of the descent
@@ -43,6 +44,8 @@ def slot_shares(schedule: Schedule, work_ns: Int64Array, most: int, *, routed: b
         return np.full(num_microbatches, TOTAL // num_microbatches, dtype=np.int64)
     longest = max(1, int(work_ns.max()))
     rounded = tuple(int(ns) for ns in (work_ns.reshape(-1) * _LEVELS + longest // 2) // longest)
+    if most > _ROOMY:
+        most -= most % _ROOMY_PARTS
     return _descend(schedule, rounded, min(most, PARTS * num_microbatches), routed)
 
 

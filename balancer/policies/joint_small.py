@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from balancer.counts import Int64Array
 from balancer.errors import PlanError
 from balancer.policies import length_grouped, lpt, sequential
 from balancer.policies.base import Int32Array, PlacementProblem
+from balancer.policies.joint_exact import legal
 from balancer.policies.joint_trial import Trial, Trials
 
 _MOST_VALUES = 2**15
@@ -46,7 +46,7 @@ def descended(problem: PlacementProblem, trials: Trials, start: Trial, num_cells
     """The candidate after the best moves and swaps; never slower than it was."""
     cell_of, makespan = start.cell_of, int(trials.makespans_ns(start.cell_of[np.newaxis])[0])
     for _ in range(_MOST_ROUNDS):
-        tried = _legal(problem, _neighbours(cell_of, num_cells), num_cells)
+        tried = legal(problem, _neighbours(cell_of, num_cells), num_cells // problem.dp_size)
         if not len(tried):
             break
         makespans = trials.makespans_ns(tried)
@@ -71,24 +71,3 @@ def _neighbours(cell_of: Int32Array, num_cells: int) -> Int32Array:
     every: Int32Array = np.concatenate([moves, swaps])
     changed: Int32Array = every[(every != cell_of).any(axis=1)]
     return changed
-
-
-def _legal(problem: PlacementProblem, cells: Int32Array, num_cells: int) -> Int32Array:
-    """Those within the capacities that leave no cell empty (where samples suffice)."""
-    flat = _flat(cells, num_cells)
-    shape = (len(cells), num_cells)
-    legal = np.ones(len(cells), dtype=np.bool_)
-    if cells.shape[1] >= num_cells:
-        legal &= (np.bincount(flat, minlength=shape[0] * num_cells).reshape(shape) > 0).all(axis=1)
-    for column, limit in enumerate(problem.capacity):
-        used = np.zeros(shape[0] * num_cells, dtype=np.int64)
-        np.add.at(used, flat, np.tile(problem.sizes[:, column], len(cells)))
-        legal &= (used.reshape(shape) <= limit).all(axis=1)
-    return cells[legal]
-
-
-def _flat(cells: Int32Array, num_cells: int) -> Int64Array:
-    """Cells [C, n] numbered over all candidates, int64 [C * n]."""
-    first = np.arange(len(cells), dtype=np.int64)[:, np.newaxis] * num_cells
-    numbered: Int64Array = (cells + first).reshape(-1)
-    return numbered

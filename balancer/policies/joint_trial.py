@@ -95,6 +95,12 @@ class Trials:
             unit=unit,
         )
 
+    def times_of(self, cell_of: Int32Array) -> CellTimes:
+        """Times of all cells, without routing."""
+        shape = (self._problem.dp_size, self._num_microbatches)
+        _, offsets, sums = group_by_bin(cell_of, self.values, shape[0] * shape[1])
+        return self._times(sums.reshape(*shape, -1), np.diff(offsets).reshape(shape) > 0)
+
     def makespans_ns(self, cells: Int32Array) -> Int64Array:
         """Makespans of C candidates [C, n] at once, without routing, int64 [C]."""
         problem, num_candidates = self._problem, len(cells)
