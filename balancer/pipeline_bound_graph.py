@@ -26,6 +26,9 @@ which run in this order, those are, with "present" for micro-batches that have s
    items may be routed inside units, F waits for all of the unit and the sum up to m counts for `from` only (the unit's
    only sample may come after m); sums from m on follow E[B, m], and S[B, first micro-batch of the unit].
 
+A spread generator's acts run on all ranks side by side, in no order that holds for empty micro-batches; they are not
+counted, which leaves a bound.
+
 A micro-batch range that has no present act leaves a time undefined; then all that a path counts before (`until`) or
 after (`from`) is zero, and the rest of the path holds by itself. Counts are linear in times, so mixtures of paths are
 bounds too.
@@ -121,9 +124,6 @@ class _Builder:
         chunk_of, chunk_ranks = self._chunks()
         alone = self.has_encoder and chunk_of.count(0) == 1
         programs = self._programs(chunk_of, alone)
-        streams = {
-            act.stream for program in programs for act in program if self._is_llm(act, alone) and act.op != WEIGHT
-        }
         acts = {
             (act.stream, act.microbatch): act
             for program in programs
@@ -134,9 +134,12 @@ class _Builder:
         until = {key: self._node(act) for key, act in acts.items()}
         since = {key: self._node(act) for key, act in acts.items()}
         first, last = int(alone), len(chunk_ranks) - 1
+        if chunk_ranks[last] == SPREAD:
+            last -= 1
         for layer in (until, since):
             self._data(layer, streams, first, last)
-        self._alternating(programs[chunk_ranks[last]], (until, since), alone)
+        if last == len(chunk_ranks) - 1:  # otherwise a generator's acts lie between F0 and B0
+            self._alternating(programs[chunk_ranks[last]], (until, since), alone)
         for program in programs:
             self._runs(program, until, since, alone)
             if alone:
@@ -184,7 +187,7 @@ class _Builder:
         return not (alone and act.chunk == 0)
 
     def _programs(self, chunk_of: list[int], alone: bool) -> list[list[_Act]]:
-        """Acts of every rank, those of a chunk's stages joined."""
+        """Acts of every rank, those of a chunk's stages joined, without those of a spread generator."""
         schedule, num_stages = self.schedule, len(self.stage_ranks)
         unit = max(1, schedule.unit_size) if alone and self.stage_ranks[0] == SPREAD else 1
         programs = []
@@ -193,6 +196,8 @@ class _Builder:
             for index in range(start, stop):
                 op, stage = int(schedule.op[index]), int(schedule.stage[index])
                 microbatch, chunk = int(schedule.microbatch[index]), chunk_of[stage]
+                if chunk > 0 and self.stage_ranks[stage] == SPREAD:
+                    continue
                 components = {
                     FORWARD: (stage,),
                     BACKWARD: (num_stages + stage, 2 * num_stages + stage),

@@ -99,6 +99,7 @@ def problems(draw: st.DrawFn):
             pp_size=pp_size,
             encoder=encoder,
             num_chunks=num_chunks,
+            generator=draw(st.booleans()),
             num_microbatches=num_microbatches,
             meet=draw(st.sampled_from(["step", "microbatch", "unit"])),
         )
@@ -169,6 +170,7 @@ def drawn_pipeline(schedule: str, rng: np.random.Generator) -> tuple[ParallelSpe
             pp_size=int(rng.integers(2, 6)),
             encoder="spread" if spread else str(rng.choice(["own", "shared", "none"])),
             num_chunks=int(rng.integers(1, 4)) if spread or schedule == "interleaved1f1b" else 1,
+            generator=bool(rng.random() < 0.4),
         )
         build_schedule(schedule, stage_ranks=parallel.stage_ranks, num_microbatches=num_microbatches)
     except (ScheduleError, LayoutError):
@@ -231,7 +233,9 @@ LAYOUTS_OF_PIPELINES = (
     ("zb-h1", {"pp_size": 3, "encoder": "shared"}),
     ("interleaved1f1b", {"pp_size": 2, "encoder": "shared", "num_chunks": 2}),
     ("nested", {"pp_size": 2, "encoder": "spread"}),
+    ("nested", {"pp_size": 3, "encoder": "spread", "generator": True}),
     ("phased", {"pp_size": 3, "encoder": "spread"}),
+    ("phased", {"pp_size": 2, "encoder": "spread", "generator": True}),
 )
 
 
