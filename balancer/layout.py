@@ -21,6 +21,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from balancer.errors import LayoutError
+from balancer.whole_numbers import shown, whole_number
+
+# Far above any cluster, and low enough that tables of cells [R, M, S] (512 MiB a column at 2^26) can be allocated:
+# what lies beyond is a typing error, and is refused before a list of that length is made.
+MAX_DEGREE = 2**20
+MAX_PIPELINE_RANKS = 2**12
+MAX_STAGES = 2**14
+MAX_MICROBATCHES = 2**20
+MAX_CELLS = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +43,7 @@ class Layout:
         tp_size, cp_size, ep_size: tensor, context and expert degrees; only 1 runs today.
 
     Raises:
-        LayoutError: a degree below 1, or a degree that no executor runs yet.
+        LayoutError: a degree that is no whole number, below 1 or beyond any cluster, or that no executor runs yet.
     """
 
     dp_size: int = 1
@@ -45,9 +54,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("dp_size", "pp_size", "tp_size", "cp_size", "ep_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise LayoutError(f"{name}={value}: a degree of parallelism is at least 1")
+            most = MAX_PIPELINE_RANKS if name == "pp_size" else MAX_DEGREE
+            object.__setattr__(self, name, _degree(name, getattr(self, name), most))
         for name in ("tp_size", "cp_size", "ep_size"):
             if getattr(self, name) != 1:
                 raise LayoutError(f"{name}={getattr(self, name)} is not available yet; use {name}=1")
@@ -72,7 +80,17 @@ class Layout:
     @classmethod
     def for_world(cls, world_size: int, *, pp_size: int = 1) -> "Layout":
         """The layout that fills `world_size` processes with replicas of `pp_size` pipeline ranks."""
-        if pp_size < 1 or world_size % pp_size:
+        world_size = whole_number(
+            "world_size",
+            world_size,
+            error=LayoutError,
+            below="a world has at least one process",
+            above=f"a world has at most {MAX_DEGREE} processes",
+            at_least=1,
+            at_most=MAX_DEGREE,
+        )
+        pp_size = _degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
+        if world_size % pp_size:
             divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
             nearest = min(divisors, key=lambda size: abs(size - pp_size))
             raise LayoutError(
@@ -111,7 +129,8 @@ class Domain:
         spread: every rank holds all of it and takes whole micro-batches; it is one stage then.
 
     Raises:
-        LayoutError: no ranks, a rank twice or below 0, no chunk, or a spread domain of several chunks.
+        LayoutError: no ranks, a rank twice, below 0 or no whole number, no chunk, a spread domain of several chunks,
+            or more ranks or stages than any pipeline has.
     """
 
     name: DomainName
@@ -122,13 +141,44 @@ class Domain:
     def __post_init__(self) -> None:
         if self.name not in get_args(DomainName):
             raise LayoutError(f"domain {self.name!r} does not exist; domains: {', '.join(get_args(DomainName))}")
-        if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
-            raise LayoutError(f"domain {self.name}: ranks={self.ranks}: give each rank from 0 on once, at least one")
-        if self.num_chunks < 1 or (self.spread and self.num_chunks != 1):
+        object.__setattr__(self, "ranks", self._checked_ranks())
+        object.__setattr__(self, "num_chunks", _chunks(self.name, self.num_chunks))
+        if not isinstance(self.spread, bool):
+            raise LayoutError(f"domain {self.name}: spread={shown(self.spread)} is neither True nor False")
+        if self.spread and self.num_chunks != 1:
             raise LayoutError(
                 f"domain {self.name}: num_chunks={self.num_chunks}, spread={self.spread}: a domain has at least one "
                 "chunk, and a spread one exactly one"
             )
+        if self.num_stages > MAX_STAGES:
+            raise LayoutError(
+                f"domain {self.name}: {len(self.ranks)} ranks x num_chunks={self.num_chunks} are {self.num_stages} "
+                f"stages, at most {MAX_STAGES}: use fewer chunks"
+            )
+
+    def _checked_ranks(self) -> tuple[int, ...]:
+        ranks = self.ranks
+        if not isinstance(ranks, tuple | list | range) or len(ranks) > MAX_PIPELINE_RANKS:
+            raise LayoutError(
+                f"domain {self.name}: ranks={shown(ranks)}: give a tuple of at most {MAX_PIPELINE_RANKS} ranks"
+            )
+        once = f"give each rank from 0 on once, at least one; here ranks={shown(tuple(ranks))}"
+        beyond = f"ranks are numbered below {MAX_PIPELINE_RANKS}"
+        numbers = tuple(
+            whole_number(
+                f"domain {self.name}: rank",
+                rank,
+                error=LayoutError,
+                below=once,
+                above=beyond,
+                at_least=0,
+                at_most=MAX_PIPELINE_RANKS - 1,
+            )
+            for rank in ranks
+        )
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise LayoutError(f"domain {self.name}: ranks={numbers}: give each rank from 0 on once, at least one")
+        return numbers
 
     @property
     def num_stages(self) -> int:
@@ -167,8 +217,7 @@ class ParallelSpec:
     encoder_group: EncoderGroup = "replica"
 
     def __post_init__(self) -> None:
-        if self.dp_size < 1:
-            raise LayoutError(f"dp_size={self.dp_size}: a degree of parallelism is at least 1")
+        object.__setattr__(self, "dp_size", _degree("dp_size", self.dp_size, MAX_DEGREE))
         self._check_domains()
         if self.meet not in get_args(Meet):
             raise LayoutError(f"meet={self.meet!r} does not exist; available: {', '.join(get_args(Meet))}")
@@ -182,6 +231,9 @@ class ParallelSpec:
         self._check_num_microbatches()
 
     def _check_domains(self) -> None:
+        if not isinstance(self.domains, tuple | list) or not all(isinstance(part, Domain) for part in self.domains):
+            raise LayoutError(f"domains={shown(self.domains)}: give a tuple of Domain")
+        object.__setattr__(self, "domains", tuple(self.domains))
         names = [domain.name for domain in self.domains]
         order = [name for name in get_args(DomainName) if name in names]
         if names != order or "llm" not in names:
@@ -197,11 +249,17 @@ class ParallelSpec:
             raise LayoutError("the llm cannot be spread over pipeline ranks: use dp_size for replicas of it")
 
     def _check_num_microbatches(self) -> None:
+        both = "min_num_microbatches and num_microbatches_multiple: both are at least 1"
+        for name in ("min_num_microbatches", "num_microbatches_multiple"):
+            object.__setattr__(self, name, _num_microbatches(name, getattr(self, name), below=both))
         minimum, multiple = self.min_num_microbatches, self.num_microbatches_multiple
-        if minimum < 1 or multiple < 1:
-            raise LayoutError(
-                f"min_num_microbatches={minimum}, num_microbatches_multiple={multiple}: both are at least 1"
-            )
+        # A free number is at least this; the plan checks what it becomes.
+        least = -(-minimum // multiple) * multiple
+        if self.num_microbatches is not None:
+            fixed = _num_microbatches("num_microbatches", self.num_microbatches, below="a step has at least one")
+            object.__setattr__(self, "num_microbatches", fixed)
+            least = fixed
+        check_num_cells(self.dp_size, least, self.num_stages)
         if self.num_microbatches is None:
             return
         if self.num_microbatches < minimum:
@@ -273,8 +331,7 @@ class ParallelSpec:
         Raises:
             LayoutError: a degree below 1, or an unknown place of the encoder.
         """
-        if pp_size < 1:
-            raise LayoutError(f"pp_size={pp_size}: a degree of parallelism is at least 1")
+        pp_size = _degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
         if encoder not in get_args(EncoderPlace):
             raise LayoutError(f"encoder={encoder!r} does not exist; available: {', '.join(get_args(EncoderPlace))}")
         everywhere = tuple(range(pp_size))
@@ -314,6 +371,55 @@ class ParallelSpec:
             num_microbatches_multiple=num_microbatches_multiple,
             meet=meet,
         )
+
+
+def check_num_cells(dp_size: int, num_microbatches: int, num_stages: int) -> None:
+    """Refuse a step whose tables [R, M, S] nobody can hold, before one is made.
+
+    Raises:
+        LayoutError: more than `MAX_CELLS` entries; the text has the product.
+    """
+    if dp_size * num_microbatches * num_stages > MAX_CELLS:
+        raise LayoutError(
+            f"dp_size={dp_size} x {num_microbatches} micro-batches x {num_stages} stages are "
+            f"{dp_size * num_microbatches * num_stages} entries of a plan, at most {MAX_CELLS}: use fewer micro-batches"
+        )
+
+
+def _degree(name: str, value: object, at_most: int) -> int:
+    return whole_number(
+        name,
+        value,
+        error=LayoutError,
+        below="a degree of parallelism is at least 1",
+        above=f"a degree of parallelism is at most {at_most} here",
+        at_least=1,
+        at_most=at_most,
+    )
+
+
+def _num_microbatches(name: str, value: object, *, below: str) -> int:
+    return whole_number(
+        name,
+        value,
+        error=LayoutError,
+        below=below,
+        above=f"a step has at most {MAX_MICROBATCHES} micro-batches",
+        at_least=1,
+        at_most=MAX_MICROBATCHES,
+    )
+
+
+def _chunks(domain: str, value: object) -> int:
+    return whole_number(
+        f"domain {domain}: num_chunks",
+        value,
+        error=LayoutError,
+        below="a domain has at least one chunk",
+        above=f"a domain has at most {MAX_STAGES} stages",
+        at_least=1,
+        at_most=MAX_STAGES,
+    )
 
 
 def _check_multiple(num_microbatches: int, multiple: int) -> None:

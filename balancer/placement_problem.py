@@ -16,6 +16,8 @@ import numpy as np
 from balancer.cost_model import CostModel
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import PlanError
+from balancer.exact_sums import check_counts, check_problem
+from balancer.item_limits import item_limits
 from balancer.layout import ParallelSpec
 from balancer.plan import Capacities
 from balancer.policies.base import PlacementProblem
@@ -35,6 +37,7 @@ def placement_problem(
         raise PlanError(
             "a step without samples cannot be planned: the selection is empty (no data, or every sample was dropped)"
         )
+    check_counts(counts)
     name = canonical_name(schedule)
     if cost_model.num_stages != parallel.num_stages:
         raise PlanError(
@@ -53,7 +56,8 @@ def placement_problem(
             times[textual, 0] = 0
     nothing = np.zeros(0, dtype=np.int64)
     spread = parallel.encoder_is_spread
-    return PlacementProblem(
+    of_items, item_sizes = item_limits(counts, capacities, cost_model) if spread else ((), nothing.reshape(0, 0))
+    problem = PlacementProblem(
         counts=counts,
         forward_ns=forward,
         backward_ns=backward,
@@ -72,7 +76,11 @@ def placement_problem(
         min_num_microbatches=parallel.min_num_microbatches,
         num_microbatches_multiple=parallel.num_microbatches_multiple,
         splits_backward=splits,
+        item_sizes=item_sizes,
+        item_capacity=tuple(limit for _, limit in of_items),
     )
+    check_problem(problem)
+    return problem
 
 
 @lru_cache(maxsize=64)

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from balancer.counts import Int64Array
 from balancer.errors import PlanError
+from balancer.exact_sums import check_total
 from balancer.select import StepRange, Tail, check_any_samples
 from balancer.shuffle import DEFAULT_BLOCK_SHARDS, EpochOrder, Shuffle
 
@@ -59,7 +60,10 @@ class TokenStepSelector:
         rows, self._tokens = np.asarray(ids, dtype=np.int64), np.asarray(tokens, dtype=np.int64)
         if self._tokens.shape != rows.shape:
             raise PlanError(f"tokens are given for {self._tokens.shape} samples, and there are {len(rows)} ids")
-        self._total = int(self._tokens.sum())
+        if len(rows) and int(self._tokens.min()) < 0:
+            row = int(self._tokens.argmin())
+            raise PlanError(f"tokens={int(self._tokens[row])} of sample {int(rows[row])} is negative")
+        self._total = check_total("tokens", self._tokens, rows)
         self.steps_per_epoch = token_steps_per_epoch(len(rows), self._total, step_tokens)
         self.tail = Tail(policy="pad")
         self._ids = rows

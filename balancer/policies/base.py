@@ -12,7 +12,7 @@ says nothing encodes every micro-batch where the schedule puts it (micro-batch m
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -117,6 +117,8 @@ class PlacementProblem:
         num_microbatches: M, or None for the least that fits.
         min_num_microbatches, num_microbatches_multiple: floor and granularity of M where it is free.
         splits_backward: whether the schedule has weight gradients of their own; else `weight_ns` is not read.
+        item_sizes: int64 [k, e], of media items where the encoder is spread, in the units of `item_capacity` [e]: hard
+            limits of an encoder act to which items are routed; [0, 0] without limits.
     """
 
     counts: StepCounts
@@ -137,6 +139,8 @@ class PlacementProblem:
     min_num_microbatches: int = 1
     num_microbatches_multiple: int = 1
     splits_backward: bool = True
+    item_sizes: Int64Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    item_capacity: tuple[int, ...] = ()
 
     @property
     def num_samples(self) -> int:

@@ -5,7 +5,9 @@
 A unit's micro-batches are encoded together, one per rank of the replica; uneven items make all ranks wait for the
 heaviest. Its items are therefore dealt out over its ranks, heaviest first, each to the lightest rank so far (LPT,
 Graham 1969: at most 4/3 of the best). An item stays in the unit of its micro-batch, so nothing else of the plan
-changes. Price: embeddings travel from the rank that encodes them to the rank that needs them, once per unit.
+changes. An act has the capacities of a micro-batch, and an item goes where there is room; where one finds none,
+those of its unit stay with their micro-batches, which fit. Price: embeddings travel from the rank that encodes them to
+the rank that needs them, once per unit.
 """
 
 import numpy as np
@@ -31,5 +33,14 @@ def route_items(problem: PlacementProblem, cell_of: Int32Array, num_microbatches
     # A last unit that is not full has as many encoder acts as micro-batches.
     width = np.minimum(unit_size, num_microbatches - np.arange(num_units, dtype=np.int64) * unit_size)
     group = replica * num_units + unit
-    rank = route(descending(cost[:, np.newaxis]), group, cost, np.tile(width, problem.dp_size), unit_size)
+    rank = route(
+        descending(cost[:, np.newaxis]),
+        group,
+        microbatch - unit * unit_size,
+        cost,
+        np.tile(width, problem.dp_size),
+        unit_size,
+        problem.item_sizes,
+        np.array(problem.item_capacity, dtype=np.int64),
+    )
     return rank, unit.astype(np.int32)

@@ -36,6 +36,7 @@ from balancer.policies.joint_grid import Columns, by_rank, by_rank_exactly, by_s
 from balancer.policies.joint_orders import in_best_order
 from balancer.policies.joint_profile import PARTS, slot_shares
 from balancer.policies.joint_small import descended, is_small, simple_starts
+from balancer.policies.joint_targets import by_targets, slot_targets
 from balancer.policies.joint_tops import lower_tops
 from balancer.policies.joint_trial import Trial, Trials
 from balancer.schedule import Schedule
@@ -87,30 +88,21 @@ def _search(problem: PlacementProblem, num_microbatches: int) -> Trial | None:
     in_step = problem.parallel.meet == "step"
     simulated = problem.num_pipeline_ranks > 1 and (num_microbatches > 1 or problem.splits_backward)
     found: list[Trial] = []
-    gappy: list[Trial] = []  # with cells that must be filled before it can run, which changes its time
-    for kind, way in _candidates(problem, num_microbatches):
-        cell_of = _cells(problem, kind, way, shares)
-        if cell_of is None:
-            continue
+    for cell_of in _starts(problem, num_microbatches, shares):
         trial = trials.evaluate(cell_of)
         if simulated and trial.makespan_ns > goal and not trial.times.routed and problem.parallel.meet != "unit":
-            trial = min(trial, trials.evaluate(in_best_order(problem, trial.times, cell_of)), key=_makespan)
-        if not in_step and _has_gap(problem, trial):
-            gappy.append(trial)
-            continue
+            trial = min(trial, trials.evaluate(in_best_order(problem, trial.times, trial.cell_of)), key=_makespan)
         found.append(trial)
         if trial.makespan_ns <= goal:
             return trial
-    few = problem.num_samples <= (_FEW_SAMPLES if found or gappy else _FEW_FOR_PARTITION)
-    for cell_of in simple_starts(problem, num_microbatches) if few else ():
-        found.append(trials.evaluate(cell_of))
-    if not (found or gappy):
+    num_cells = problem.dp_size * num_microbatches
+    few = problem.num_samples <= max(num_cells, _FEW_SAMPLES if found else _FEW_FOR_PARTITION)
+    found += map(trials.evaluate, simple_starts(problem, num_microbatches) if few else ())
+    if not found:
         return None
-    found = found or gappy
     best = min(found, key=_makespan)
     if simulated and in_step:
         best = _shortened(problem, trials, best, num_microbatches, goal)
-    num_cells = problem.dp_size * num_microbatches
     if best.makespan_ns > goal and is_tiny(problem, num_microbatches):
         optimum = best_of_all(problem, trials, num_microbatches)
         return best if optimum is None else min(best, trials.evaluate(optimum), key=_makespan)
@@ -119,9 +111,20 @@ def _search(problem: PlacementProblem, num_microbatches: int) -> Trial | None:
     return best
 
 
-def _has_gap(problem: PlacementProblem, trial: Trial) -> bool:
-    """Whether a cell is empty although there are samples for all."""
-    return problem.num_samples >= len(trial.offsets) - 1 and not bool(np.diff(trial.offsets).all())
+def _starts(problem: PlacementProblem, num_microbatches: int, shares: Int64Array) -> Iterator[Int32Array]:
+    """Candidates that found room; after the first, its replicas with other mixtures where that may be faster."""
+    first = True
+    for kind, way in _candidates(problem, num_microbatches):
+        cell_of = _cells(problem, kind, way, shares)
+        if cell_of is None:
+            continue
+        yield cell_of
+        targets = slot_targets(problem, shares, routed=_routes(problem)) if first else None
+        mixed = None if targets is None else by_targets(problem, cell_of, targets)
+        first = False
+        if mixed is not None:
+            meets = problem.parallel.meet == "microbatch"
+            yield _with_lower_tops(problem, mixed, num_microbatches) if meets else mixed
 
 
 def _makespan(trial: Trial) -> int:

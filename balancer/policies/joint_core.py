@@ -429,19 +429,45 @@ def _run_exchanged(  # noqa: PLR0917  kernels take flat arguments
 
 
 @jit
-def route(order: Int64Array, group: Int64Array, cost: Int64Array, width: Int64Array, num_ranks: int) -> Int32Array:
-    """Encoder rank of every item [k], heaviest first (`order`), each to the lightest of the ranks its group has.
+def route(  # noqa: PLR0917  kernels take flat arguments
+    order: Int64Array,
+    group: Int64Array,
+    own: Int64Array,
+    cost: Int64Array,
+    width: Int64Array,
+    num_ranks: int,
+    sizes: Int64Array,
+    capacity: Int64Array,
+) -> Int32Array:
+    """Encoder rank of every item [k], heaviest first (`order`), each to the lightest of the ranks its group has where
+    it still fits. Items of a group where one finds no room stay on their `own` ranks [k].
 
     group int64 [k]: replica and unit of each item; cost int64 [k]; width [groups]: ranks 0 .. width - 1 encode.
+    sizes int64 [k, e], capacity [e]: hard limits of what one rank encodes in a unit.
     """
     rank_of = np.empty(len(group), np.int32)
     load = np.zeros((len(width), num_ranks), np.int64)
+    used = np.zeros((len(width), num_ranks, len(capacity)), np.int64)
+    full = np.zeros(len(width), np.bool_)
     for item in order:
-        mine = load[group[item]]
-        best = 0
-        for rank in range(1, width[group[item]]):
-            if mine[rank] < mine[best]:
+        mine, taken = load[group[item]], used[group[item]]
+        best = -1
+        for rank in range(width[group[item]]):
+            if best >= 0 and mine[rank] >= mine[best]:
+                continue
+            fits = True
+            for column in range(len(capacity)):
+                fits = fits and taken[rank, column] + sizes[item, column] <= capacity[column]
+            if fits:
                 best = rank
+        if best < 0:
+            full[group[item]] = True
+            continue
         rank_of[item] = best
         mine[best] += cost[item]
+        for column in range(len(capacity)):
+            taken[best, column] += sizes[item, column]
+    for item in range(len(group)):
+        if full[group[item]]:
+            rank_of[item] = own[item]
     return rank_of

@@ -50,8 +50,8 @@ def best_of_all(problem: PlacementProblem, trials: Trials, num_microbatches: int
 def legal(problem: PlacementProblem, cells: Int32Array, num_microbatches: int) -> Int32Array:
     """Those of C candidates [C, n] that keep the capacities and leave no cell empty that could be filled.
 
-    Where replicas meet once a step, a replica with fewer samples than micro-batches has empty ones; where they meet
-    inside, that would hang them as long as samples suffice for all cells.
+    A replica with fewer samples than micro-batches has empty ones. Where replicas meet inside the step, none may have
+    two in a cell while another has a cell without any (`empty_cells`).
     """
     num_candidates, num_samples = cells.shape
     shape = (num_candidates, problem.dp_size, num_microbatches)
@@ -68,7 +68,7 @@ def legal(problem: PlacementProblem, cells: Int32Array, num_microbatches: int) -
     elif num_samples >= problem.dp_size * num_microbatches:
         kept = (filled == most).all(axis=1)
     else:
-        kept = np.ones(num_candidates, dtype=np.bool_)
+        kept = (held <= 1).all(axis=(1, 2))
     for column, limit in enumerate(problem.capacity):
         used = np.zeros(num_cells, dtype=np.int64)
         np.add.at(used, flat, np.tile(problem.sizes[:, column], num_candidates))

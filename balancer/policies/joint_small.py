@@ -15,7 +15,7 @@ import numpy as np
 
 from balancer.errors import PlanError
 from balancer.policies import length_grouped, lpt, sequential
-from balancer.policies.base import Int32Array, PlacementProblem
+from balancer.policies.base import Int32Array, PlacementProblem, total_over_stages
 from balancer.policies.joint_exact import legal
 from balancer.policies.joint_trial import Trial, Trials
 
@@ -30,16 +30,18 @@ def is_small(problem: PlacementProblem, num_cells: int) -> bool:
 
 
 def simple_starts(problem: PlacementProblem, num_microbatches: int) -> Iterator[Int32Array]:
-    """Cells of the simple policies, where they find room in M micro-batches and leave none empty."""
-    num_cells = problem.dp_size * num_microbatches
+    """Cells of the simple policies where they find room in M micro-batches, and of few samples one a cell."""
     for policy in (sequential, length_grouped, lpt):
         try:
             placement = policy.place(replace(problem, num_microbatches=num_microbatches))
         except PlanError:
             continue
-        cell_of = problem.cells_of(placement).astype(np.int32)
-        if len(np.unique(cell_of)) == min(num_cells, problem.num_samples):
-            yield cell_of
+        yield problem.cells_of(placement).astype(np.int32)
+    if problem.num_samples < problem.dp_size * num_microbatches:  # samples of like time at the same time
+        work = total_over_stages(problem.forward_ns + problem.backward_ns)
+        turn = np.empty(problem.num_samples, dtype=np.int32)
+        turn[np.argsort(-work, kind="stable")] = np.arange(problem.num_samples, dtype=np.int32)
+        yield turn % np.int32(problem.dp_size) * np.int32(num_microbatches) + turn // np.int32(problem.dp_size)
 
 
 def descended(problem: PlacementProblem, trials: Trials, start: Trial, num_cells: int) -> Trial:

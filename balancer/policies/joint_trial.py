@@ -10,6 +10,7 @@ import numpy as np
 from balancer.counts import Int64Array
 from balancer.makespans import meeting_makespans_ns
 from balancer.policies.base import CellTimes, Int32Array, Placement, PlacementProblem
+from balancer.policies.empty_cells import can_fill, without_empty_cells
 from balancer.policies.item_routing import route_items
 from packing.grouping import group_by_bin
 
@@ -70,10 +71,13 @@ class Trials:
         self.constants = np.stack(constants)
 
     def evaluate(self, cell_of: Int32Array) -> Trial:
-        """The candidate, with media items routed where that simulates faster."""
+        """The candidate as it will run: empty cells filled, media items routed where that simulates faster."""
         problem, num_microbatches = self._problem, self._num_microbatches
         shape = (problem.dp_size, num_microbatches)
         items, offsets, sums = group_by_bin(cell_of, self.values, shape[0] * shape[1])
+        if can_fill(problem, np.diff(offsets).reshape(shape)):
+            cell_of = self._filled(cell_of)
+            items, offsets, sums = group_by_bin(cell_of, self.values, shape[0] * shape[1])
         times = self._times(sums.reshape(*shape, -1), np.diff(offsets).reshape(shape) > 0)
         plain = Trial(
             cell_of=cell_of, items=items, offsets=offsets, times=times, makespan_ns=problem.makespan_ns(times)
@@ -94,6 +98,12 @@ class Trials:
             encoder_rank=encoder_rank,
             unit=unit,
         )
+
+    def _filled(self, cell_of: Int32Array) -> Int32Array:
+        """The candidate without empty cells that could be filled."""
+        replica, microbatch = np.divmod(cell_of.astype(np.int64), self._num_microbatches)
+        placement = Placement.from_cells(replica, microbatch, self._num_microbatches)
+        return self._problem.cells_of(without_empty_cells(self._problem, placement)).astype(np.int32)
 
     def times_of(self, cell_of: Int32Array) -> CellTimes:
         """Times of all cells, without routing."""

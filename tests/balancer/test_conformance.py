@@ -163,6 +163,22 @@ def test_law_2_no_cell_exceeds_a_capacity(policy: str, case: Case) -> None:
 
 
 @EVERY_POLICY
+@pytest.mark.parametrize("schedule", ["nested", "phased"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_law_2_no_encoder_act_exceeds_a_capacity(policy: str, schedule: str, data: st.DataObject) -> None:
+    case = data.draw(cases(schedule=schedule))
+    plan = plan_of(case, policy)
+    if plan is None:
+        return
+    unit_size = plan.num_pipeline_ranks
+    entry = plan.dp_rank[plan.item_row].astype(np.int64) * plan.num_microbatches + plan.unit * unit_size
+    act = entry + plan.encoder_rank
+    assert np.bincount(act).max(initial=0) <= (case.capacities.items or np.inf)
+    assert plan.encoder_patches.max() <= (case.capacities.patches or np.inf)
+
+
+@EVERY_POLICY
 @settings(max_examples=25)
 @given(case=cases())
 def test_law_2_a_refused_number_of_microbatches_names_one_that_works(policy: str, case: Case) -> None:

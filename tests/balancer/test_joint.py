@@ -1,16 +1,18 @@
 """The `joint` policy as a whole: limits hold, nothing is lost, and nothing else is faster."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.counts import StepCounts
 from balancer.errors import PlanError
 from balancer.layout import ParallelSpec
 from balancer.policies import Placement, PlacementProblem, joint, length_grouped, lpt, sequential
+from balancer.policies.empty_cells import without_empty_cells
 
 LAYOUTS = {
     "one rank": ("own", 1, 1, "1f1b"),
@@ -95,8 +97,10 @@ def check_legal(problem: PlacementProblem, placement: Placement) -> None:
     held = np.bincount(cell, minlength=num_cells)
     for index in range(num_cells):
         assert sorted(placement.slot[cell == index].tolist()) == list(range(held[index]))
-    if problem.num_samples >= num_cells:
-        assert held.min() > 0
+    of_replica = held.reshape(problem.dp_size, -1)
+    assert ((of_replica > 0).sum(axis=1) == np.minimum(of_replica.sum(axis=1), placement.num_microbatches)).all()
+    if problem.parallel.meet != "step":
+        assert held.min() > 0 or held.max() == 1
     if placement.encoder_rank is not None:
         unit_size = problem.schedule_for(placement.num_microbatches).unit_size
         assert (placement.unit == placement.microbatch[problem.counts.item_rows()] // unit_size).all()
@@ -167,6 +171,38 @@ def test_it_is_no_slower_than_the_other_policies(layout: str, meet: str, num_mic
         except PlanError:
             continue
         assert found <= makespan(problem, other) * 1.0005, policy.__name__
+
+
+@settings(max_examples=150)
+@given(
+    SAMPLES,
+    st.sampled_from(list(LAYOUTS)),
+    st.sampled_from(["step", "microbatch", "unit"]),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 12)),
+    st.sampled_from([500, 1000, 20_000]),
+    st.sampled_from([0, 50]),
+)
+def test_no_simple_policy_is_faster_once_empty_cells_are_filled(  # noqa: PLR0917  hypothesis gives them in order
+    times, layout: str, meet: str, dp_size: int, num_microbatches: int | None, capacity: int, constant: int
+) -> None:
+    """As plans run: fewer samples than cells too, where a policy by itself leaves cells empty that must be filled."""
+    encoder, llm = zip(*times, strict=True)
+    options = {"layout": layout, "meet": meet, "dp_size": dp_size, "capacity": capacity, "constant": constant}
+    problem = make_problem(encoder, llm, num_microbatches=num_microbatches, items=2, **options)
+    try:
+        placement = joint.place(problem)
+    except PlanError:
+        return
+    check_legal(problem, placement)
+    assert without_empty_cells(problem, placement) is placement
+    found = makespan(problem, placement)
+    for policy in (sequential, length_grouped, lpt):
+        try:
+            other = policy.place(replace(problem, num_microbatches=placement.num_microbatches))
+        except PlanError:
+            continue
+        assert found <= makespan(problem, without_empty_cells(problem, other)), policy.__name__
 
 
 @pytest.mark.parametrize("layout", ["one rank", "encoder stage", "nested"])

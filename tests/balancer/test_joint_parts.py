@@ -102,8 +102,17 @@ def test_tops_are_lowered_by_the_example_of_their_text() -> None:
 def test_items_go_to_the_lightest_rank_of_their_group() -> None:
     """Items 5, 4 and 1 of a unit on two ranks: 5 | 4 1. A group of width 1 has one rank."""
     cost, group = np.array([4, 1, 5, 7, 3]), np.array([0, 0, 0, 1, 1])
-    rank = route(np.argsort(-cost, kind="stable"), group, cost, np.array([2, 1]), 2)
-    assert rank.tolist() == [1, 1, 0, 0, 0]
+    order, width, own = np.argsort(-cost, kind="stable"), np.array([2, 1]), np.zeros(5, dtype=np.int64)
+    nothing, unlimited = np.zeros((5, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    assert route(order, group, own, cost, width, 2, nothing, unlimited).tolist() == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(2, [1, 1, 0, 0]), (1, [1, 1, 1, 0])])
+def test_items_go_where_there_is_room_and_stay_where_there_is_none(limit: int, expected: list[int]) -> None:
+    """Items 9, 1, 1, 1 of a unit: at most two a rank is 9 1 | 1 1; at most one a rank leaves all where they were."""
+    cost, group, own = np.array([1, 1, 1, 9]), np.zeros(4, dtype=np.int64), np.array([1, 1, 1, 0])
+    order, ones = np.array([3, 0, 1, 2]), np.ones((4, 1), dtype=np.int64)
+    assert route(order, group, own, cost, np.array([2]), 2, ones, np.array([limit])).tolist() == expected
 
 
 def test_a_partial_last_unit_uses_no_more_ranks_than_it_has_microbatches(counts_of) -> None:

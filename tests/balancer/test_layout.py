@@ -1,5 +1,9 @@
 """Layouts: ranks and coordinates are inverse, what cannot run is refused with the nearest that can."""
 
+import math
+import tracemalloc
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +49,7 @@ def test_for_world_fills_all_processes_with_replicas() -> None:
 def test_a_world_that_cannot_be_filled_names_the_nearest_degree() -> None:
     with pytest.raises(LayoutError, match=r"pp_size=4 does not divide the world of 6 processes; the nearest .* is 3"):
         Layout.for_world(6, pp_size=4)
-    with pytest.raises(LayoutError, match="the nearest that does is 1"):
+    with pytest.raises(LayoutError, match="pp_size=0: a degree of parallelism is at least 1"):
         Layout.for_world(2, pp_size=0)
 
 
@@ -99,7 +103,7 @@ LLM = Domain(name="llm", ranks=(0, 1))
         (lambda: Domain(name="audio", ranks=(0,)), "domain 'audio' does not exist; domains: encoder, llm, generator"),
         (lambda: Domain(name="llm", ranks=()), r"domain llm: ranks=\(\): give each rank from 0 on once"),
         (lambda: Domain(name="llm", ranks=(0, 0)), r"ranks=\(0, 0\): give each rank from 0 on once"),
-        (lambda: Domain(name="llm", ranks=(0,), num_chunks=0), "num_chunks=0, spread=False: a domain has at least one"),
+        (lambda: Domain(name="llm", ranks=(0,), num_chunks=0), "domain llm: num_chunks=0: a domain has at least one"),
         (lambda: Domain(name="encoder", ranks=(0,), num_chunks=2, spread=True), "and a spread one exactly one"),
         (lambda: ParallelSpec(domains=(LLM, Domain(name="encoder", ranks=(0,)))), "give encoder, llm, generator in"),
         (lambda: ParallelSpec(domains=(Domain(name="encoder", ranks=(0,)),)), "each once, the llm always"),
@@ -129,3 +133,67 @@ def test_a_layout_that_cannot_be_is_refused_with_what_can(make, message: str) ->
 
 def test_one_replica_is_its_own_world() -> None:
     assert ParallelSpec(domains=(LLM,), encoder_group="world").encoder_group == "world"
+
+
+def test_domains_and_ranks_may_be_lists_and_numpy_integers() -> None:
+    listed = ParallelSpec(dp_size=np.int64(2), domains=[Domain(name="llm", ranks=[np.int32(0), 1])])
+    plain = ParallelSpec(dp_size=2, domains=(Domain(name="llm", ranks=(0, 1)),))
+    assert listed == plain
+    assert hash(listed) == hash(plain)
+
+
+@pytest.mark.parametrize(
+    "value", ["2", True, 2.0, 1.5, None, math.nan, math.inf, 2**70, -1, 0, pytest.param(10**5000, id="long")]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["dp_size", "pp_size", "num_chunks", "num_microbatches", "min_num_microbatches", "num_microbatches_multiple"],
+)
+def test_degrees_are_whole_numbers_in_range(name: str, value: object) -> None:
+    if name == "num_microbatches" and value is None:
+        return  # the least that fits
+    with pytest.raises(LayoutError, match=f"{name}(=|: )"):
+        ParallelSpec.pipeline(**{name: value})
+    if name in ("dp_size", "pp_size"):
+        with pytest.raises(LayoutError, match=f"{name}="):
+            Layout(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp_size": 10**9},
+        {"dp_size": 10**9},
+        {"pp_size": 4, "num_chunks": 10**8},
+        {"pp_size": 2**12, "num_chunks": 2**12},
+        {"num_microbatches": 10**12},
+        {"min_num_microbatches": 10**12},
+        {"num_microbatches_multiple": 10**12},
+        {"dp_size": 2**20, "pp_size": 2**10, "num_microbatches": 2**10},
+    ],
+)
+def test_what_no_cluster_holds_is_refused_before_anything_is_allocated(options: dict[str, int]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(LayoutError, match="at most"):
+            ParallelSpec.pipeline(**options)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, -4, 10**12, 1.0, True, "8"])
+def test_a_world_of_another_kind_of_number_is_refused(size: object) -> None:
+    with pytest.raises(LayoutError, match="world_size="):
+        Layout.for_world(size, pp_size=3)
+    with pytest.raises(LayoutError, match="pp_size="):
+        Layout.for_world(8, pp_size=10**12 if size == 10**12 else size)
+
+
+def test_ranks_and_domains_of_another_type_are_refused() -> None:
+    for ranks in ("01", ("0",), (1.0,), (True,), 3, {0, 1}, range(10**9)):
+        with pytest.raises(LayoutError, match="rank"):
+            Domain(name="llm", ranks=ranks)
+    for domains in ("llm", ("llm",), None, Domain(name="llm", ranks=(0,))):
+        with pytest.raises(LayoutError, match="give a tuple of Domain"):
+            ParallelSpec(domains=domains)

@@ -161,8 +161,13 @@ def test_bl_04_no_schedule_asks_for_a_multiple_of_its_own(
 ) -> None:
     """Also interleaved ones: groups of unequal size share what does not divide by the ranks."""
     chunks = 2 if schedule == "interleaved1f1b" else 1
-    spec = ParallelSpec.pipeline(pp_size=4, encoder="none", num_chunks=chunks, num_microbatches=num_microbatches)
-    options = {"cost_model": plain_model(4 * chunks), "capacities": Capacities(tokens=8), "schedule": schedule}
+    encoder = "spread" if schedule in {"nested", "phased"} else "none"
+    spec = ParallelSpec.pipeline(pp_size=4, encoder=encoder, num_chunks=chunks, num_microbatches=num_microbatches)
+    options = {
+        "cost_model": plain_model(spec.num_stages),
+        "capacities": Capacities(tokens=8),
+        "schedule": schedule,
+    }
     assert plan_step(counts_of([1] * 8), parallel=spec, **options).num_microbatches == num_microbatches
     free = replace(spec, num_microbatches=None, num_microbatches_multiple=5)
     assert plan_step(counts_of([6] * 6), parallel=free, **options).num_microbatches == 10
@@ -172,6 +177,16 @@ def test_stages_that_a_schedule_cannot_run_are_refused_before_anything_is_placed
     spec = ParallelSpec.pipeline(pp_size=2, encoder="spread")
     with pytest.raises(ScheduleError, match=r"spread over all ranks .* needs the schedule phased or nested"):
         plan_step(counts_of([9]), parallel=spec, cost_model=plain_model(3), capacities=Capacities(tokens=8))
+
+
+@pytest.mark.parametrize("encoder", ["own", "shared", "none"])
+@pytest.mark.parametrize("schedule", ["nested", "phased"])
+def test_nested_and_phased_need_a_spread_encoder(counts_of, plain_model, schedule: str, encoder: str) -> None:
+    """Once planned as plain 1F1B, without a word."""
+    spec = ParallelSpec.pipeline(pp_size=2, encoder=encoder)
+    model = plain_model(spec.num_stages)
+    with pytest.raises(ScheduleError, match=rf"schedule {schedule} .* no stage is spread .*encoder=.spread"):
+        plan_step(counts_of([9]), parallel=spec, cost_model=model, capacities=Capacities(tokens=9), schedule=schedule)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 8))
@@ -469,7 +484,7 @@ def test_counts_capacities_layout_and_cost_model_are_part_of_the_inputs_digest(p
         ({"policy": "magic"}, "'magic' does not exist; available: "),
         ({"schedule": "zb"}, "schedule 'zb' is not available; available: 1f1b, gpipe"),
         ({"min_num_microbatches": 0}, "both are at least 1"),
-        ({"num_microbatches": 0}, "num_microbatches=0 is below the minimum of 1"),
+        ({"num_microbatches": 0}, "num_microbatches=0: a step has at least one"),
         (
             {"pp_size": 3, "cost_model": QUADRATIC},
             r"the cost model has 2 stages, the layout 3 \(encoder, llm, llm on pipeline ranks \[0, 1, 2\]\)",

@@ -169,6 +169,16 @@ def test_filling_empty_cells_keeps_every_sample_on_its_rank_and_the_order(proble
         assert sum(bool(group) for group in new) == min(4, sum(map(len, new)))
 
 
+def test_ranks_that_meet_are_fed_in_order_where_the_samples_are(problem_of) -> None:
+    """[1 1 8][8] and nothing for the third rank, all in order: the heaviest cell is cut, and all move up."""
+    tokens = [1, 1, 8, 8]
+    problem = problem_of(tokens, dp_size=3, capacity=10, meet="microbatch", num_microbatches=1)
+    before = Placement.from_cells(np.array([0, 0, 0, 1]), np.zeros(4, dtype=np.int64), 1)
+    assert cells(without_empty_cells(problem, before), 3, tokens) == [[[1, 1]], [[8]], [[8]]]
+    before = Placement.from_cells(np.array([1, 1, 1, 0]), np.zeros(4, dtype=np.int64), 1)  # not in order
+    assert cells(without_empty_cells(problem, before), 3, tokens) == [[[8]], [[1, 8]], [[1]]]
+
+
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(1, 5))
 def test_pieces_are_filled_as_if_each_were_alone(tokens: list[int], num_pieces: int) -> None:
     sizes = np.array(tokens, dtype=np.int64)[:, np.newaxis]

@@ -172,6 +172,18 @@ def test_lost_samples_and_broken_capacities_are_counted() -> None:
     assert judged(step, COLOCATED, cells(*[(-1, -1)] * 4)).lost == 4
 
 
+def test_micro_batches_left_empty_count_where_replicas_meet_in_each() -> None:
+    step = step_by_hand(2, 2, capacity=10_000)
+    uneven = cells((0, 0), (0, 0), (1, 0), (1, 1))
+    for meet, expected in (("step", 0), ("microbatch", 1), ("unit", 1)):
+        problem = step.problem(COLOCATED, meet)
+        verdict = judge(problem, lay(problem, uneven), meet)
+        assert (verdict.cells_short, verdict.is_clean) == (expected, expected == 0)
+    problem = step_by_hand(4, 2, capacity=10_000).problem(COLOCATED, "microbatch")
+    one_each = judge(problem, lay(problem, cells((0, 0), (1, 0), (2, 0), (3, 0))), "microbatch")
+    assert one_each.cells_short == 0
+
+
 def test_a_rank_that_does_not_exist_is_refused() -> None:
     step = step_by_hand(2, 2)
     with pytest.raises(ValueError, match="sample 3 is on rank 2, micro-batch 0; ranks are 0 to 1"):

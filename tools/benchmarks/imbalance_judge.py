@@ -9,7 +9,8 @@ method alike. Systems that exchange encoder data between ranks wait for the slow
 where replicas otherwise meet once a step; the transfer is free too.
 
 A method may use more micro-batches than asked for; the schedule is then made for that many. A method that loses
-samples is judged by the rest and marked: its makespan compares with nobody's.
+samples is judged by the rest and marked: its makespan compares with nobody's. So is one that leaves micro-batches empty
+where replicas meet inside the step: it runs fewer of them than the others, or hangs, and belongs to another M.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Verdict:
         label_ratio: largest over mean label tokens of replicas.
         num_microbatches: what the method used. lost: samples that do not run.
         cells_above: micro-batches above the token capacity, and the fullest over the capacity in `worst_load`.
+        cells_short: empty micro-batches that other samples could fill, where replicas meet inside the step.
     """
 
     makespan_ns: int
@@ -47,11 +49,12 @@ class Verdict:
     lost: int
     cells_above: int
     worst_load: float
+    cells_short: int = 0
 
     @property
     def is_clean(self) -> bool:
-        """Whether every sample runs and no capacity is broken."""
-        return not self.lost and not self.cells_above
+        """Whether every sample runs, no capacity is broken and all replicas run all micro-batches that they can."""
+        return not self.lost and not self.cells_above and not self.cells_short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,13 +63,14 @@ class Laid:
 
     Attributes:
         times: of all cells. exchanged: the encoder of a micro-batch ends with the slowest replica.
-        labels: int64 [R]. tokens: int64 [R, M]. lost: number of samples that do not run.
+        labels: int64 [R]. tokens, held: int64 [R, M], tokens and samples. lost: number of samples that do not run.
     """
 
     times: CellTimes
     exchanged: bool
     labels: Int64Array
     tokens: Int64Array
+    held: Int64Array
     lost: int
 
 
@@ -113,6 +117,7 @@ def lay(problem: PlacementProblem, placed: Placed) -> Laid:
         exchanged=placed.encoder_cells is not None,
         labels=_sums(cell, counts.label_tokens[here], shape).sum(axis=1),
         tokens=_sums(cell, counts.llm_tokens[here], shape),
+        held=held,
         lost=len(counts) - len(here),
     )
 
@@ -162,4 +167,10 @@ def judge(problem: PlacementProblem, laid: Laid, meet: Meet) -> Verdict:
         lost=laid.lost,
         cells_above=int((loads > 1.0).sum()),
         worst_load=float(loads.max()),
+        cells_short=0 if meet == "step" else _cells_short(laid.held),
     )
+
+
+def _cells_short(held: Int64Array) -> int:
+    """Empty cells that could hold a sample of a cell with several."""
+    return min(int((held == 0).sum()), int(np.maximum(held - 1, 0).sum()))

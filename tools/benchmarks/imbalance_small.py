@@ -1,6 +1,7 @@
 """The exact optimum of small steps by trying every placement, beside the planner.
 
-    6 samples on 2 replicas x 2 micro-batches: 4^6 = 4,096 placements, each simulated, those above a capacity left out
+    6 samples on 2 replicas x 2 micro-batches: 4^6 = 4,096 placements, each simulated, those above a capacity left out,
+    and those that leave a micro-batch empty that could be filled, as for every planner
 
 Which micro-batch is which matters on a pipeline, so orders are tried too. With an encoder on every rank the placement
 of media is not tried: it is left out here.
@@ -12,6 +13,7 @@ import numpy as np
 
 from balancer.layout import Meet
 from balancer.policies import PlacementProblem
+from balancer.policies.joint_exact import legal
 from balancer.simulate import meeting_makespans_ns
 from tools.benchmarks.imbalance_cases import LAYOUTS, LayoutCase, Step, make_step
 from tools.benchmarks.imbalance_judge import judge, lay
@@ -68,13 +70,12 @@ def small_step(name: str, options: RunOptions, seed: int) -> Step:
 
 
 def optimum_ns(problem: PlacementProblem, meet: Meet) -> int:
-    """The least makespan of any placement within the capacities."""
+    """The least makespan of any placement within the capacities that fills what it can (`joint_exact.legal`)."""
     num_ranks, num_slots = problem.dp_size, problem.num_microbatches or 1
     num_cells = num_ranks * num_slots
-    cells = np.indices((num_cells,) * problem.num_samples).reshape(problem.num_samples, -1).T  # [K, n]
+    every = np.indices((num_cells,) * problem.num_samples, dtype=np.int32).reshape(problem.num_samples, -1).T
+    cells = legal(problem, every, num_slots)  # [K, n]
     inside = (cells[:, :, np.newaxis] == np.arange(num_cells)).astype(np.int64)  # [K, n, cells]
-    fits = (np.einsum("knc,nd->kcd", inside, problem.sizes) <= np.array(problem.capacity)).all(axis=(1, 2))
-    inside = inside[fits]
     shape = (len(inside), num_ranks, num_slots, problem.num_stages)  # [K, R, M, S]
     present = np.repeat((inside.sum(axis=1) > 0).reshape(shape[:3])[..., np.newaxis], problem.num_stages, axis=3)
     if problem.parallel.has_encoder:

@@ -129,6 +129,8 @@ def _method_table(rows: Sequence[Row]) -> str:
             f"{sum(verdict.lost for verdict in verdicts):,} samples lost" * any(v.lost for v in verdicts),
             f"{sum(verdict.cells_above for verdict in verdicts):,} micro-batches above capacity"
             * any(v.cells_above for v in verdicts),
+            f"{sum(verdict.cells_short for verdict in verdicts):,} micro-batches left empty"
+            * any(v.cells_short for v in verdicts),
             f"{extra} of {len(verdicts)} steps with more micro-batches" * bool(extra),
             f"failed: {next((row.failed for row in found if row.failed), '')}" * any(row.failed for row in found),
         ]
