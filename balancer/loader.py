@@ -22,7 +22,7 @@ from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.counts import StepCounts
 from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanError
 from balancer.layout import Layout, ParallelSpec
-from balancer.plan import Capacities
+from balancer.plan import MAX_CAPACITY, Capacities
 from balancer.planner import DEFAULT_POLICY, plan_step
 from balancer.select import StepSelector
 from balancer.warm_up import warm_up_once
@@ -135,7 +135,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 ),
                 parallel=ParallelSpec.of(self._layout, num_microbatches=1),
                 cost_model=_AS_GIVEN,
-                capacities=Capacities(tokens=int(np.maximum(costs[:, 1], 1).sum())),
+                capacities=Capacities(tokens=min(MAX_CAPACITY, int(np.maximum(costs[:, 1], 1).sum()))),
                 policy=self._policy,
                 seed=self._seed,
                 step=where.step,

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.errors import PlanError
-from balancer.plan import Capacities
+from balancer.plan import MAX_CAPACITY, Capacities
 from balancer.select import oversize_reasons
 from dataloaders.adjusted_index import AdjustedIndex, AdjustedRows
 from dataloaders.adjustment import Adjustment, cut_sample, media_end, shrinkable
@@ -167,7 +167,7 @@ class _Cutter:
     def __init__(self, index: CostIndex, capacities: Capacities, source: SampleSource, encoder: RecordEncoder) -> None:
         self._index, self._source, self._encoder = index, source, encoder
         self._keep = capacities.tokens
-        self._others = Capacities(tokens=2**62, patches=capacities.patches, items=capacities.items)
+        self._others = Capacities(tokens=MAX_CAPACITY, patches=capacities.patches, items=capacities.items)
 
     def fit(self, i: int) -> _Fit | str:
         """The sample with its first `capacities.tokens` positions, or why that is not enough."""

@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,57 +24,56 @@ from numpy.typing import NDArray
 from balancer.cost_model import CostModel
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import PlanError, PlanMismatchError
+from balancer.plan_fields import (
+    ARRAY_FIELDS,
+    BINDINGS,
+    BOUNDS,
+    RATIO_FIELDS,
+    TEXT_FIELDS,
+    WHOLE_FIELDS,
+    array_field,
+    decoded,
+    dropped_field,
+    ratio_field,
+    text_field,
+    whole_field,
+)
+from balancer.whole_numbers import shown, whole_number
+
+__all__ = [
+    "ARRAY_FIELDS",
+    "BINDINGS",
+    "BOUNDS",
+    "MAX_CAPACITY",
+    "PLAN_FORMAT_VERSION",
+    "Capacities",
+    "Int32Array",
+    "StepPlan",
+    "digest_fields",
+    "require_same",
+]
 
 PLAN_FORMAT_VERSION = 2
 Int32Array = NDArray[np.int32]
 
-# Name -> dtype and axes; n samples, k media items with an encoder place, R DP ranks, P pipeline ranks,
-# M micro-batches, S stages.
-ARRAY_FIELDS: Mapping[str, tuple[type[np.signedinteger[Any]], str]] = {
-    "sample_ids": (np.int64, "n"),
-    "dp_rank": (np.int32, "n"),
-    "microbatch": (np.int32, "n"),
-    "slot": (np.int32, "n"),
-    "cp_first_rank": (np.int32, "n"),
-    "cp_degree": (np.int32, "n"),
-    "item_row": (np.int32, "k"),
-    "encoder_rank": (np.int32, "k"),
-    "unit": (np.int32, "k"),
-    "stage_ranks": (np.int32, "S"),
-    "llm_tokens": (np.int64, "RM"),
-    "patches": (np.int64, "RM"),
-    "encoder_patches": (np.int64, "RM"),
-    "visual_tokens": (np.int64, "RM"),
-    "label_tokens": (np.int64, "RM"),
-    "num_samples": (np.int64, "RM"),
-    "forward_ns": (np.int64, "RMS"),
-    "backward_ns": (np.int64, "RMS"),
-    "weight_ns": (np.int64, "RMS"),
-    "rank_makespan_ns": (np.int64, "R"),
-    "stage_work_ns": (np.int64, "P"),
-}
-BOUNDS = ("work_bound_ns", "longest_bound_ns", "granularity_bound_ns", "pipeline_bound_ns")
-BINDINGS = ("none", "data", "stage split", "largest sample", "capacity")
 _HASHED_ALONE = 4096
-# Derived ratios: reported, but not part of the digest, which covers integers and names only.
-_RATIO_FIELDS = (
-    "imbalance_before",
-    "imbalance_after",
-    "label_imbalance_before",
-    "label_imbalance_after",
-    "fill",
-)
+# Largest capacity of a cell: of all micro-batches of a rank together (2**20, see `balancer.layout`) it stays within the
+# 2**62 that packing counts in. 4 TiB of activations are beyond any device.
+MAX_CAPACITY = 2**42
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """Hard limits of one (rank, micro-batch) cell; None: no limit.
+    """Hard limits of one (rank, micro-batch) cell, whole numbers from 1 to `MAX_CAPACITY`; None: no limit.
 
     Attributes:
         tokens: LLM tokens.
         patches: vision-tower patches.
         items: media items.
         activation_bytes: modelled bytes of the activations that one micro-batch leaves on any one stage.
+
+    Raises:
+        PlanError: no whole number (also 4.0, true, text), outside the range, or no limit on tokens.
     """
 
     tokens: int
@@ -84,9 +82,20 @@ class Capacities:
     activation_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, limit in self.limits():
-            if limit < 1:
-                raise PlanError(f"capacity {name}={limit}: a capacity is at least 1; leave it out for no limit")
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if given is None and field.name != "tokens":
+                continue
+            limit = whole_number(
+                f"capacity {field.name}",
+                given,
+                error=PlanError,
+                below="a capacity is at least 1; leave it out for no limit",
+                above=f"a capacity is at most {MAX_CAPACITY} (2**42); plans count sums of them in 64 bits",
+                at_least=1,
+                at_most=MAX_CAPACITY,
+            )
+            object.__setattr__(self, field.name, limit)
 
     def limits(self) -> tuple[tuple[str, int], ...]:
         """(name, limit) of every limit that is set: tokens, patches, items, activation_bytes."""
@@ -239,31 +248,42 @@ class StepPlan:
     digest: str = ""
 
     def __post_init__(self) -> None:
+        for name, (least, most) in WHOLE_FIELDS.items():
+            self._set(name, whole_field(name, getattr(self, name), least, most))
+        for name in TEXT_FIELDS:
+            text_field(name, getattr(self, name))
+        for name in RATIO_FIELDS:
+            self._set(name, ratio_field(name, getattr(self, name)))
+        if not isinstance(self.routed, bool | np.bool_):
+            raise PlanError(f"routed={shown(self.routed)} is neither true nor false")
+        self._set("routed", bool(self.routed))
+        for name, (dtype, _) in ARRAY_FIELDS.items():
+            self._set(name, array_field(name, getattr(self, name), dtype))
         lengths = {
-            "n": len(self.sample_ids),
-            "k": len(self.item_row),
+            "n": self.sample_ids.size,
+            "k": self.item_row.size,
             "R": self.dp_size,
             "P": self.num_pipeline_ranks,
             "M": self.num_microbatches,
             "S": self.num_stages,
         }
-        for name, (dtype, axes) in ARRAY_FIELDS.items():
-            array = np.array(getattr(self, name), dtype=dtype)
-            if array.shape != tuple([lengths[axis] for axis in axes]):
-                expected = tuple(lengths[axis] for axis in axes)
-                raise PlanError(f"plan field {name} has shape {array.shape}; expected {expected}")
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-        object.__setattr__(self, "dropped", tuple((int(sample), str(reason)) for sample, reason in self.dropped))
+        for name, (_, axes) in ARRAY_FIELDS.items():
+            shape, expected = getattr(self, name).shape, tuple([lengths[axis] for axis in axes])
+            if shape != expected:
+                raise PlanError(f"plan field {name} has shape {shape}; expected {expected}")
+        self._set("dropped", dropped_field(self.dropped))
         if self.lower_bound_ns != max(getattr(self, name) for name in BOUNDS):
             raise PlanError(f"lower_bound_ns={self.lower_bound_ns} is not the largest of the plan's bounds")
         if self.binding not in BINDINGS:
             raise PlanError(f"binding={self.binding!r} does not exist; available: {', '.join(BINDINGS)}")
         if not self.digest:
-            object.__setattr__(self, "digest", self._compute_digest())
+            self._set("digest", self._compute_digest())
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def _compute_digest(self) -> str:
-        skipped = {*_RATIO_FIELDS, "inputs_digest", "digest", "note"}
+        skipped = {*RATIO_FIELDS, "inputs_digest", "digest", "note"}
         named = {name: getattr(self, name) for name in self.__slots__}
         reasons = "\n".join(f"{sample} {reason}" for sample, reason in self.dropped)
         return digest_fields(named | {"dropped": reasons}, skip=skipped)
@@ -317,42 +337,40 @@ class StepPlan:
 
     @classmethod
     def from_json(cls, text: str) -> "StepPlan":
-        """The plan that `to_json` wrote.
+        """The plan that `to_json` wrote; nothing is converted or filled in, and its digest has to be there.
 
         Raises:
-            PlanError: no plan, another format version, or content that does not match its digest.
+            PlanError: no plan, another format version, fields of another type or range, or content that does not
+                match its digest.
         """
+        content = decoded(text, version=PLAN_FORMAT_VERSION, names=frozenset(field.name for field in fields(cls)))
         try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
+            plan = cls(**content)
+        except RecursionError as error:  # lists in lists where a number belongs, too deep to show
             raise PlanError(f"not a step plan: {error}") from error
-        if not isinstance(content, dict) or content.get("format_version") != PLAN_FORMAT_VERSION:
-            found = content.get("format_version") if isinstance(content, dict) else type(content).__name__
-            raise PlanError(f"step plan of format {found}; this version reads format {PLAN_FORMAT_VERSION}")
-        names = {field.name for field in fields(cls)}
-        if set(content) != names:
-            raise PlanError(f"step plan with missing or unknown fields: {sorted(set(content) ^ names)}")
-        for name, (_, axes) in ARRAY_FIELDS.items():
-            if axes == "n" and not content[name]:
-                raise PlanError(f"step plan without samples: {name} is empty")
-        plan = cls(**content)
         if plan.digest != plan._compute_digest():
             raise PlanError(f"step plan of step {plan.step} does not match its digest: the file was changed or damaged")
         return plan
 
 
 def digest_fields(named: Mapping[str, object], *, skip: set[str] | frozenset[str] = frozenset()) -> str:
-    """sha256 hex over names and values; integers and integer arrays as little-endian int64 with their shape."""
+    """sha256 hex over names and values; integers and integer arrays as little-endian int64 with their shape.
+
+    Integers from 2**63 to 2**64 - 1, which seeds may be, are marked as unsigned.
+
+    Raises:
+        PlanError: values of another kind, integers beyond 64 bits, text with a lone surrogate.
+    """
     digest = hashlib.sha256()
     waiting: list[bytes] = []
     for name, value in named.items():
         if name in skip:
             continue
         if isinstance(value, str):
-            content: bytes | memoryview = value.encode()
-            shape: tuple[int, ...] = (len(content),)
+            content: bytes | memoryview = text_field(name, value).encode()
+            shape: tuple[int, ...] | str = (len(content),)
         elif isinstance(value, (int, np.integer)):
-            shape, content = (), int(value).to_bytes(8, "little", signed=True)
+            shape, content = _word(name, int(value))
         elif isinstance(value, np.ndarray):
             array = np.ascontiguousarray(value, dtype="<i8")
             shape, content = value.shape, array.data if array.nbytes > _HASHED_ALONE else array.tobytes()
@@ -368,6 +386,15 @@ def digest_fields(named: Mapping[str, object], *, skip: set[str] | frozenset[str
             waiting.clear()
     digest.update(b"".join(waiting))
     return digest.hexdigest()
+
+
+def _word(name: str, value: int) -> tuple[tuple[int, ...] | str, bytes]:
+    """(shape or mark, eight bytes) of an integer."""
+    if -(2**63) <= value < 2**63:
+        return (), value.to_bytes(8, "little", signed=True)
+    if 2**63 <= value < 2**64:
+        return "unsigned", value.to_bytes(8, "little")
+    raise PlanError(f"{name}={shown(value)} is beyond 64 bits")
 
 
 def require_same(digests: Sequence[tuple[str, str]]) -> None:

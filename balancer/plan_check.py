@@ -4,7 +4,7 @@
     items       with a spread encoder each exactly once, on a rank of its replica, in the unit of its micro-batch
     sums        tokens, patches, labels of every cell follow from its samples
     capacities  no cell, and no encoder act, above any of them
-    bounds      what the plan claims about itself goes together
+    claims      times, makespans, work, ratios follow from its cells; bounds are not above what they bound
 
 This is laws 1 and 2 as code: tests run it over every policy, and `balancer-analyze` over stored plans.
 """
@@ -14,31 +14,40 @@ import numpy as np
 from balancer.cost_model import CostModel
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import PlanError
+from balancer.exact_sums import check_counts
+from balancer.item_limits import item_limits
 from balancer.plan import Capacities, StepPlan
-from balancer.schedule import build_schedule
+from balancer.plan_claims import schedule_of, sums_of, verify_claims
 
 _SUMS = ("llm_tokens", "patches", "visual_tokens", "label_tokens")
 
 
 def verify(plan: StepPlan, counts: StepCounts, capacities: Capacities, cost_model: CostModel | None = None) -> None:
-    """Check conservation, hard capacities and claims of a plan; modelled bytes only with the cost model.
+    """Check conservation, hard capacities and claims of a plan; times and modelled bytes only with the cost model.
+
+    Args:
+        plan: also one read from a file; nothing of it is taken for granted but types and shapes.
+        counts, capacities, cost_model: what it was made from.
 
     Raises:
         PlanError: a sample or item lost, doubled or foreign; sums that do not follow from the samples; a capacity
-            exceeded; bounds above what they bound.
+            exceeded by a cell or an encoder act; claims that do not follow; bounds above what they bound.
     """
+    check_counts(counts)
     _verify_samples(plan, counts)
     _verify_places(plan)
     cell = plan.dp_rank.astype(np.int64) * plan.num_microbatches + plan.microbatch
     shape = (plan.dp_size, plan.num_microbatches)
     for name in _SUMS:
-        if not np.array_equal(_sums(cell, getattr(counts, name), shape), getattr(plan, name)):
+        if not np.array_equal(sums_of(cell, getattr(counts, name), shape), getattr(plan, name)):
             raise PlanError(f"plan of step {plan.step}: {name} per cell do not add up from its samples")
     limits, sizes = capacities.table(counts, cost_model)
     for (name, limit), column in zip(limits, sizes.T, strict=True):
-        _verify_capacity(plan, _sums(cell, column, shape), name, limit)
-    _verify_items(plan, counts, capacities)
-    _verify_claims(plan)
+        _verify_capacity(plan, sums_of(cell, column, shape), name, limit)
+    acts = _verify_items(plan, counts)
+    if plan.routed:
+        _verify_acts(plan, counts, capacities, cost_model, acts)
+    verify_claims(plan, counts, capacities, cost_model, acts)
 
 
 def _verify_samples(plan: StepPlan, counts: StepCounts) -> None:
@@ -51,6 +60,9 @@ def _verify_samples(plan: StepPlan, counts: StepCounts) -> None:
         )
     if not np.array_equal(plan.sample_ids, counts.sample_ids):
         raise PlanError(f"plan of step {plan.step} lists its samples in another order than they were selected")
+    dropped, times = np.unique([sample for sample, _ in plan.dropped], return_counts=True)
+    if (times > 1).any():
+        raise PlanError(f"plan of step {plan.step}: samples {dropped[times > 1].tolist()} are dropped more than once")
     both = np.intersect1d(plan.sample_ids, [sample for sample, _ in plan.dropped]).tolist()
     if both:
         raise PlanError(f"plan of step {plan.step}: samples {both} are planned and dropped")
@@ -95,7 +107,8 @@ def _verify_capacity(plan: StepPlan, loads: Int64Array, name: str, limit: int) -
         )
 
 
-def _verify_items(plan: StepPlan, counts: StepCounts, capacities: Capacities) -> None:
+def _verify_items(plan: StepPlan, counts: StepCounts) -> Int64Array:
+    """Encoder act of every media item, dp_rank * M + entry, int64 [k]; [0] where the encoder is not spread."""
     spread = plan.has_encoder and int(plan.stage_ranks[0]) < 0
     rows = counts.item_rows() if spread else np.zeros(0, dtype=np.int64)
     if not np.array_equal(plan.item_row, rows):
@@ -107,11 +120,11 @@ def _verify_items(plan: StepPlan, counts: StepCounts, capacities: Capacities) ->
         same = np.array_equal(plan.encoder_patches, plan.patches)
         if not same:
             raise PlanError(f"plan of step {plan.step} routes no item, yet encoder_patches differ from patches")
+    if plan.routed and not spread:
+        raise PlanError(f"plan of step {plan.step} routes items of an encoder that is not spread")
     if not spread:
-        return
-    schedule = build_schedule(
-        plan.schedule, stage_ranks=plan.stage_ranks.tolist(), num_microbatches=plan.num_microbatches
-    )
+        return rows
+    schedule = schedule_of(plan)
     own = plan.microbatch[rows]
     entry = plan.unit * np.int64(schedule.unit_size) + plan.encoder_rank if plan.routed else own
     wrong = (plan.unit != own // schedule.unit_size) | (plan.encoder_rank < 0)
@@ -127,24 +140,17 @@ def _verify_items(plan: StepPlan, counts: StepCounts, capacities: Capacities) ->
         )
     shape = (plan.dp_size, plan.num_microbatches)
     cell = plan.dp_rank[rows].astype(np.int64) * plan.num_microbatches + entry
-    patches = _sums(cell, counts.item_patches, shape)
-    if not np.array_equal(patches, plan.encoder_patches):
+    if not np.array_equal(sums_of(cell, counts.item_patches, shape), plan.encoder_patches):
         raise PlanError(f"plan of step {plan.step}: encoder_patches per act do not add up from its items")
-    if capacities.patches is not None:
-        _verify_capacity(plan, patches, "patches in the encoder", capacities.patches)
+    return cell
 
 
-def _verify_claims(plan: StepPlan) -> None:
-    if plan.lower_bound_ns > plan.makespan_ns:
-        raise PlanError(
-            f"plan of step {plan.step}: its lower bound of {plan.lower_bound_ns} ns is above its own makespan of "
-            f"{plan.makespan_ns} ns"
-        )
-    if int(plan.rank_makespan_ns.max()) > plan.makespan_ns:
-        raise PlanError(f"plan of step {plan.step}: a replica takes longer by itself than the step")
-
-
-def _sums(cell: Int64Array, column: Int64Array, shape: tuple[int, int]) -> Int64Array:
-    sums = np.zeros(shape[0] * shape[1], dtype=np.int64)
-    np.add.at(sums, cell, column)
-    return sums.reshape(shape)
+def _verify_acts(
+    plan: StepPlan, counts: StepCounts, capacities: Capacities, cost_model: CostModel | None, acts: Int64Array
+) -> None:
+    """Where items are routed, every encoder act keeps the limits by what it encodes, as a cell does by its samples."""
+    limits, sizes = item_limits(counts, capacities, cost_model)
+    shape = (plan.dp_size, plan.num_microbatches)
+    for (name, limit), column in zip(limits, sizes.T, strict=True):
+        where = name if name.endswith("encoder") else f"{name} in the encoder"
+        _verify_capacity(plan, sums_of(acts, column, shape), where, limit)

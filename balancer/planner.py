@@ -23,6 +23,7 @@ from balancer.layout import ParallelSpec
 from balancer.metrics import fill, imbalance
 from balancer.placement_problem import placement_problem
 from balancer.plan import Capacities, Int32Array, StepPlan, digest_fields
+from balancer.plan_fields import WHOLE_FIELDS, dropped_field, text_field, whole_field
 from balancer.policies import Placement, PlacementProblem, Policy, get_policy
 from balancer.policies.base import CellTimes, sum_over_cells
 from balancer.policies.empty_cells import without_empty_cells
@@ -82,7 +83,7 @@ def plan_step(
         capacities: hard limits of every micro-batch.
         schedule: what replicas are simulated with, see `balancer.schedule`.
         policy: see `balancer.policies`.
-        seed, step, epoch, cursor: identity of the step; part of the inputs digest.
+        seed, step, epoch, cursor: identity of the step, up to 2**64 - 1; part of the inputs digest.
         dropped: (sample id, reason) of what was selected and is not in `counts`; carried into the plan.
 
     Returns:
@@ -91,11 +92,19 @@ def plan_step(
         `parallel` asks for.
 
     Raises:
-        PlanError: no samples, a sample or a fixed M that cannot fit, or options that do not go together.
+        PlanError: no samples, a sample or a fixed M that cannot fit, options that do not go together or are of another
+            type.
         ScheduleError: a schedule that does not exist or cannot run these stages.
     """
-    chosen = get_policy(policy)
-    identity = _Identity(seed=seed, step=step, epoch=epoch, cursor=cursor, dropped=tuple(dropped))
+    chosen = get_policy(text_field("policy", policy))
+    text_field("schedule", schedule)
+    identity = _Identity(
+        seed=whole_field("seed", seed, -(2**63), 2**64 - 1),
+        step=whole_field("step", step, *WHOLE_FIELDS["step"]),
+        epoch=whole_field("epoch", epoch, *WHOLE_FIELDS["epoch"]),
+        cursor=whole_field("cursor", cursor, *WHOLE_FIELDS["cursor"]),
+        dropped=dropped_field(dropped),
+    )
     problem = placement_problem(
         counts, parallel=parallel, cost_model=cost_model, capacities=capacities, schedule=schedule
     )

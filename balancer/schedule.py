@@ -23,7 +23,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,17 @@ from numpy.typing import NDArray
 from balancer.errors import ScheduleError
 from balancer.schedules import GENERATORS, canonical_name, schedule_names
 from balancer.schedules.checks import check
+from balancer.schedules.limits import check_num_acts, check_ticks, whole_array, whole_index, whole_size
 from balancer.schedules.program import BACKWARD, FORWARD, INPUT, OP_LETTERS, SPREAD, WEIGHT, Request, over_stages
+from balancer.whole_numbers import shown
 
 __all__ = ["GENERATORS", "Act", "Op", "Schedule", "build_schedule", "canonical_name", "schedule_names"]
 
 Op = Literal["F", "B", "I", "W"]
-_ACT_PATTERN = re.compile(r"^(\d+)([FBIW])(\d+)$")
+# Nine digits are more than any limit, and few enough to convert.
+_ACT_PATTERN = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _NUM_UNITS_AHEAD = 3
+_IDLE = ","  # a rank without acts; a blank line could be the end of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,11 @@ class Act:
     @classmethod
     def parse(cls, text: str) -> "Act":
         """The act that `2F0` names."""
-        match = _ACT_PATTERN.match(text.strip())
+        match = _ACT_PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise ScheduleError(
-                f"{text.strip()!r} is not an act; acts are stage, F, B, I or W, micro-batch, such as 2F0"
+                f"{shown(text.strip() if isinstance(text, str) else text)} is not an act; acts are stage, F, B, I or "
+                "W, micro-batch, such as 2F0, with numbers of at most nine digits"
             )
         return cls(cast(Op, match[2]), int(match[1]), int(match[3]))
 
@@ -96,14 +101,15 @@ class Schedule:
     frozen_stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in [
+        kinds: list[tuple[str, type[Any]]] = [
             ("op", np.int8),
             ("stage", np.int32),
             ("microbatch", np.int32),
             ("rank_offsets", np.int64),
             ("place", np.int32),
-        ]:
-            array = np.ascontiguousarray(getattr(self, name), dtype=kind).view()
+        ]
+        for name, kind in kinds:
+            array = whole_array(f"schedule {shown(self.name)}: {name}", getattr(self, name), kind).view()
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         check(self)
@@ -183,8 +189,8 @@ class Schedule:
         )
 
     def to_grid(self) -> str:
-        """One line per rank, acts separated by commas: `0F0,0F1,0B0,0B1`."""
-        return "\n".join(",".join(map(str, acts)) for acts in self.ranks)
+        """One line per rank, acts separated by commas: `0F0,0F1,0B0,0B1`; a rank without acts is `,`."""
+        return "\n".join(",".join(map(str, acts)) or _IDLE for acts in self.ranks)
 
     @classmethod
     def from_grid(
@@ -199,14 +205,22 @@ class Schedule:
         """The schedule that `to_grid` printed (or a person wrote). Empty cells between commas are idle slots.
 
         Args:
-            text: one line per rank.
+            text: one line per rank, ended as any system ends lines; blank lines at the end are no ranks.
             stage_ranks: rank of every stage [S], -1 where it is spread; default: where the lines have their acts, a
-                stage on several lines being spread.
+                stage on several lines being spread. Give it where acts cannot tell: a spread encoder with a single
+                micro-batch or rank, or with all its acts absent, looks like a stage of one rank.
             num_microbatches: M; default: one more than the largest that occurs.
             name: of the schedule.
             frozen_stages: stages without a backward.
+
+        Raises:
+            ScheduleError: text that is no grid, or what `from_acts` raises.
         """
-        lines = text.split("\n")
+        if not isinstance(text, str):
+            raise ScheduleError(f"a grid is text, one line per rank; got {shown(text)}")
+        lines = text.replace("\r\n", "\n").split("\n")
+        while lines and not lines[-1].strip():
+            lines.pop()
         programs = [[Act.parse(cell) for cell in line.split(",") if cell.strip()] for line in lines]
         return cls.from_acts(
             programs,
@@ -226,13 +240,32 @@ class Schedule:
         name: str = "grid",
         frozen_stages: Iterable[int] = (),
     ) -> "Schedule":
-        """The schedule of these acts, one sequence per rank; arguments as in `from_grid`."""
+        """The schedule of these acts, one sequence per rank; arguments as in `from_grid`.
+
+        Raises:
+            ScheduleError: no rank, stage or micro-batch; one that no layout has; or what `Schedule` refuses.
+        """
+        whole_size("ranks of the grid", len(programs), "ranks", below="a schedule has at least one, with acts")
         acts = [act for program in programs for act in program]
-        stage = np.array([act.stage for act in acts], dtype=np.int32)
-        microbatch = np.array([act.microbatch for act in acts], dtype=np.int32)
+        stage = whole_array(
+            "stages of the acts", [whole_index(f"{act}: stage", act.stage, "stages") for act in acts], np.int32
+        )
+        microbatch = whole_array(
+            "micro-batches of the acts",
+            [whole_index(f"{act}: micro-batch", act.microbatch, "micro-batches") for act in acts],
+            np.int32,
+        )
         sizes = np.array([len(program) for program in programs])
         num_stages = len(stage_ranks) if stage_ranks is not None else int(stage.max(initial=-1)) + 1
-        num_microbatches = int(microbatch.max(initial=-1)) + 1 if num_microbatches is None else num_microbatches
+        whole_size("num_stages", num_stages, "stages", below="give stage_ranks, one rank per stage, or acts")
+        if num_microbatches is None:
+            num_microbatches = int(microbatch.max(initial=-1)) + 1
+        num_microbatches = whole_size(
+            "num_microbatches", num_microbatches, "micro-batches", below="a schedule has at least one micro-batch"
+        )
+        check_num_acts(name, num_stages, num_microbatches)
+        if stage_ranks is not None:
+            stage_ranks = [whole_index("stage_ranks: rank", place, "ranks", at_least=SPREAD) for place in stage_ranks]
         rank = np.repeat(np.arange(len(programs), dtype=np.int32), sizes)
         if stage_ranks is None:
             stage_ranks = [_home(rank[stage == index]) for index in range(num_stages)]
@@ -246,13 +279,13 @@ class Schedule:
             num_ranks=len(programs),
             num_stages=num_stages,
             num_microbatches=num_microbatches,
-            op=np.array([OP_LETTERS.index(act.op) for act in acts], dtype=np.int8),
+            op=np.array([_code(act) for act in acts], dtype=np.int8),
             stage=stage,
             microbatch=microbatch,
             rank_offsets=_offsets(sizes),
             place=place,
             unit_size=len(programs) if SPREAD in stage_ranks else 0,
-            frozen_stages=tuple(sorted(frozen_stages)),
+            frozen_stages=_frozen(frozen_stages),
         )
 
 
@@ -305,15 +338,19 @@ def build_schedule(
         ScheduleError: an unknown name, no micro-batch, or a placement this schedule cannot run.
     """
     name = canonical_name(name)
-    if num_microbatches < 1:
-        raise ScheduleError(f"num_microbatches={num_microbatches}: a schedule has at least one micro-batch")
-    if num_units_ahead < 1:
-        raise ScheduleError(f"num_units_ahead={num_units_ahead}: a nested encoder is at least one unit ahead")
+    num_microbatches = whole_size(
+        "num_microbatches", num_microbatches, "micro-batches", below="a schedule has at least one micro-batch"
+    )
+    num_units_ahead = whole_size(
+        "num_units_ahead", num_units_ahead, "micro-batches", below="a nested encoder is at least one unit ahead"
+    )
     if parallel is not None:
         stage_ranks, num_ranks = parallel.stage_ranks, parallel.num_ranks
     if stage_ranks is None:
         stage_ranks = _dealt(name, num_stages, num_ranks)
-    stage_ranks = tuple(int(rank) for rank in stage_ranks)
+    whole_size("stages of stage_ranks", len(stage_ranks), "stages", below="stage_ranks has one rank per stage")
+    stage_ranks = tuple(whole_index("stage_ranks: rank", rank, "ranks", at_least=SPREAD) for rank in stage_ranks)
+    check_num_acts(name, len(stage_ranks), num_microbatches)
     if num_stages is not None and num_stages != len(stage_ranks):
         raise ScheduleError(f"num_stages={num_stages}, but stage_ranks={list(stage_ranks)} has {len(stage_ranks)}")
     ranks = _check_ranks(stage_ranks, num_ranks)
@@ -327,10 +364,10 @@ def build_schedule(
         num_microbatches=num_microbatches,
         stage_ranks=stage_ranks,
         num_units_ahead=num_units_ahead,
-        forward_ticks=_check_ticks("forward", forward, len(stage_ranks)),
-        backward_ticks=_check_ticks("backward", backward, len(stage_ranks)),
+        forward_ticks=check_ticks("forward", forward, len(stage_ranks), num_microbatches),
+        backward_ticks=check_ticks("backward", backward, len(stage_ranks), num_microbatches),
     )
-    return _build(request, tuple(sorted(set(frozen_stages))))
+    return _build(request, tuple(sorted(set(_frozen(frozen_stages)))))
 
 
 @lru_cache(maxsize=64)
@@ -356,8 +393,12 @@ def _build(request: Request, frozen_stages: tuple[int, ...]) -> Schedule:
 
 def _dealt(name: str, num_stages: int | None, num_ranks: int | None) -> tuple[int, ...]:
     """Ranks of `num_stages` stages where the caller names only numbers."""
-    if num_ranks is None or num_ranks < 1:
-        raise ScheduleError("give stage_ranks, parallel, or num_ranks (and num_stages where a rank has several)")
+    missing = "give stage_ranks, parallel, or num_ranks (and num_stages where a rank has several)"
+    if num_ranks is None:
+        raise ScheduleError(missing)
+    num_ranks = whole_size("num_ranks", num_ranks, "ranks", below=missing)
+    if num_stages is not None:
+        num_stages = whole_size("num_stages", num_stages, "stages", below="a schedule has at least one stage")
     head = (SPREAD,) if name in ("nested", "phased") else ()
     num_chained = num_ranks if num_stages is None else num_stages - len(head)
     if num_chained < num_ranks:
@@ -377,11 +418,15 @@ def _check_ranks(stage_ranks: tuple[int, ...], num_ranks: int | None) -> int:
     return found
 
 
-def _check_ticks(what: str, ticks: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    values = tuple(int(tick) for tick in ticks)
-    if len(values) != num_stages or any(tick < 0 or tick != given for tick, given in zip(values, ticks, strict=True)):
-        raise ScheduleError(f"clock: {what} is {list(ticks)}; expected one whole number >= 0 per stage, {num_stages}")
-    return values
+def _frozen(stages: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(whole_index("frozen_stages: stage", stage, "stages") for stage in stages))
+
+
+def _code(act: Act) -> int:
+    """Code of an act's op; acts that people make may have any."""
+    if act.op not in tuple(OP_LETTERS):
+        raise ScheduleError(f"{shown(act.op)} is no op; ops are {', '.join(OP_LETTERS)}")
+    return OP_LETTERS.index(act.op)
 
 
 def _offsets(sizes: Sequence[int] | NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:

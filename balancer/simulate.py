@@ -142,7 +142,8 @@ def simulate(
             an exchange ends for all its ranks `p2p_ms` after its last part.
 
     Raises:
-        ScheduleError: a deadlock (with its cycle), or durations of another shape, negative or not finite.
+        ScheduleError: a deadlock (with its cycle), or durations of another shape, negative, not finite, or with a sum
+            that is not finite.
     """
     links = compiled(schedule, edges=edges, routed=routed)
     if links.has_backward and backward_ms is None:
@@ -169,6 +170,11 @@ def simulate(
     if bad >= 0:
         raise ScheduleError(_describe_bad(schedule, bad, forward, backward, weight))
     makespan = float(end.max(initial=0.0))
+    if not np.isfinite(makespan * schedule.num_ranks):
+        raise ScheduleError(
+            f"schedule {schedule.name}: the durations add up to {makespan} ms on {schedule.num_ranks} ranks, beyond "
+            "what a float holds; check forward_ms, backward_ms and p2p_ms"
+        )
     return Timeline(
         schedule=schedule,
         start_ms=start,
@@ -216,7 +222,10 @@ def peak_live(
 
 
 def _durations(schedule: Schedule, name: str, values: ArrayLike) -> Float64Array:
-    array = np.ascontiguousarray(values, dtype=np.float64)
+    try:
+        array = np.ascontiguousarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ScheduleError(f"{name} is no table of durations: {error}") from error
     shape = (schedule.num_stages, schedule.num_microbatches)
     if array.shape != shape:
         raise ScheduleError(f"{name} has shape {array.shape}; expected [stages, micro-batches] = {shape}")

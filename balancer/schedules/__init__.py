@@ -11,6 +11,7 @@ from collections.abc import Callable
 from balancer.errors import ScheduleError
 from balancer.schedules import gpipe, interleaved, nested, one_f_one_b, phased, zb_h1
 from balancer.schedules.program import Program, Request
+from balancer.whole_numbers import shown
 
 GENERATORS: dict[str, Callable[[Request], list[Program]]] = {
     "1f1b": one_f_one_b.programs,
@@ -33,11 +34,13 @@ def canonical_name(name: str) -> str:
     Raises:
         ScheduleError: there is no such schedule.
     """
+    if not isinstance(name, str):
+        raise ScheduleError(f"schedule {shown(name)} is no name; available: {', '.join(schedule_names())}")
     plain = _plain(name).removeprefix("schedule")
     for known in GENERATORS:
         if _plain(known) == plain:
             return known
-    raise ScheduleError(f"schedule {name!r} is not available; available: {', '.join(schedule_names())}")
+    raise ScheduleError(f"schedule {shown(name)} is not available; available: {', '.join(schedule_names())}")
 
 
 def _plain(name: str) -> str:

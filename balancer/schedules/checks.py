@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.errors import ScheduleError
+from balancer.schedules.limits import check_num_acts, whole_size
 from balancer.schedules.program import BACKWARD, FORWARD, INPUT, OP_LETTERS, WEIGHT
+from balancer.whole_numbers import shown
 
 if TYPE_CHECKING:
     from balancer.schedule import Schedule
@@ -43,6 +45,9 @@ def check(schedule: "Schedule") -> None:
 
 def _check_shapes(schedule: "Schedule") -> None:
     s = schedule
+    for field, kind in (("num_ranks", "ranks"), ("num_stages", "stages"), ("num_microbatches", "micro-batches")):
+        whole_size(f"schedule {shown(s.name)}: {field}", getattr(s, field), kind, below="there is at least one")
+    check_num_acts(s.name, s.num_stages, s.num_microbatches)
     shape = (s.num_stages, s.num_microbatches)
     if len(s.rank_offsets) != s.num_ranks + 1 or s.place.shape != shape:
         raise ScheduleError(

@@ -37,7 +37,7 @@ def test_a_column_of_counts_that_wraps_is_named_with_its_largest_sample(name: st
         columns["llm_tokens"] = columns[name]
     counts = StepCounts(sample_ids=[7, 8], **columns)
     with pytest.raises(PlanError, match=rf"(llm_tokens|{name}) of the step add up to \d+, .* of sample 8"):
-        plan_step(counts, parallel=ParallelSpec.pipeline(), cost_model=model_of(), capacities=Capacities(tokens=2**62))
+        plan_step(counts, parallel=ParallelSpec.pipeline(), cost_model=model_of(), capacities=Capacities(tokens=2**42))
 
 
 def test_constants_that_wrap_are_refused_and_not_planned_as_zero(counts_of) -> None:

@@ -250,6 +250,9 @@ def test_ps_10_items_may_be_encoded_on_any_rank_of_their_unit(spread_plan: StepP
         routed=True,
         encoder_rank=np.array([1, 1, 0, 1, 1, 0], dtype=np.int32),
         encoder_patches=np.array([[0, 12, 48, 8]]),
+        rank_makespan_ns=np.array([225]),
+        makespan_ns=225,
+        stage_work_ns=np.array([207, 135]),
     )
     verify(routed, spread_counts, CAPACITIES)
     assert routed.absent(0) == {(0, 0)}
