@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder, Behaviour(latency_s=0.02)) as running:
+    with RangeServer(folder, Behaviour(latency_s=0.1)) as running:
         yield running
 
 
