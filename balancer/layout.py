@@ -28,7 +28,7 @@ from balancer.whole_numbers import shown, whole_number
 MAX_DEGREE = 2**20
 MAX_PIPELINE_RANKS = 2**12
 MAX_STAGES = 2**14
-MAX_MICROBATCHES = 2**20
+MAX_MICROBATCHES = 2**16
 MAX_CELLS = 2**26
 
 
@@ -377,8 +377,13 @@ def check_num_cells(dp_size: int, num_microbatches: int, num_stages: int) -> Non
     """Refuse a step whose tables [R, M, S] nobody can hold, before one is made.
 
     Raises:
-        LayoutError: more than `MAX_CELLS` entries; the text has the product.
+        LayoutError: more than `MAX_MICROBATCHES`, or than `MAX_CELLS` entries; the text has the product.
     """
+    if num_microbatches > MAX_MICROBATCHES:
+        raise LayoutError(
+            f"the step takes {num_microbatches} micro-batches, at most {MAX_MICROBATCHES}: raise the capacity, or "
+            "lower num_microbatches_multiple or the global batch size"
+        )
     if dp_size * num_microbatches * num_stages > MAX_CELLS:
         raise LayoutError(
             f"dp_size={dp_size} x {num_microbatches} micro-batches x {num_stages} stages are "

@@ -20,12 +20,16 @@ from balancer.counts import Int64Array
 from balancer.errors import ScheduleError
 from balancer.schedule import Schedule
 from balancer.simulation_core import read_only, time_replicas
+from balancer.whole_numbers import whole_number
 
 BoolArray = NDArray[np.bool_]
 _Value = TypeVar("_Value", bound=np.generic)
 
 # Where replicas wait for each other: see `meeting_makespans_ns`.
 Meet = Literal["step", "microbatch", "unit"]
+
+# As in planning (balancer/exact_sums.py): what stays below it cannot wrap.
+MAX_MAKESPAN_NS = 2**62
 
 _NO_HALVES: Int64Array = read_only(np.zeros((0, 0, 0), dtype=np.int64))
 _ALL_PRESENT: BoolArray = read_only(np.zeros((0, 0), dtype=np.bool_))
@@ -51,7 +55,8 @@ def makespans_ns(
         p2p_ns, routed: as in `simulate`.
 
     Raises:
-        ScheduleError: a deadlock (with its cycle), or arrays of another shape.
+        ScheduleError: a deadlock (with its cycle), arrays of another shape or kind, or durations of acts that run that
+            are negative or add up to 2^62 or more in a replica.
     """
     ends = rank_ends_ns(schedule, forward_ns, backward_ns, present, weight_ns=weight_ns, p2p_ns=p2p_ns, routed=routed)
     makespans: Int64Array = ends.max(axis=1)
@@ -79,10 +84,17 @@ def rank_ends_ns(
     shape = (len(forward_ns), schedule.num_microbatches, schedule.num_stages)
     forward = _flat("forward_ns", forward_ns, shape, np.int64)
     backward = _flat("backward_ns", backward_ns, shape, np.int64)
+    runs = _ALL_PRESENT if present is None else _flat("present", present, shape, np.bool_)
+    latency = _latency(p2p_ns, schedule)
+    _check_signs("forward_ns", forward, runs, shape)
+    _check_signs("backward_ns", backward, runs, shape)
+    _check_sums(forward, backward, runs, latency * len(schedule.op))
     halves = _NO_HALVES
     if links.split.any():
         weight = _flat("weight_ns", backward_ns // 2 if weight_ns is None else weight_ns, shape, np.int64)
+        _check_signs("weight_ns", weight, runs, shape)
         halves = read_only(np.stack([backward - weight, weight]))
+        _check_signs("backward_ns without weight_ns", halves[0], runs, shape)
     acts = links.replicas
     ends: Int64Array = time_replicas(
         acts.work,
@@ -94,9 +106,9 @@ def rank_ends_ns(
         forward,
         backward,
         halves,
-        _ALL_PRESENT if present is None else _flat("present", present, shape, np.bool_),
+        runs,
         _orders(orders, shape),
-        int(p2p_ns),
+        latency,
         schedule.num_ranks,
     )
     return ends
@@ -118,7 +130,12 @@ def makespans_of_orders_ns(
         forward_ns, backward_ns, present, weight_ns, p2p_ns: as in `makespans_ns`, [R, M, S].
         orders: int64 [C, R, M]: orders[c, r, i] is the micro-batch of replica r that runs in the place of the i-th.
     """
-    flat = np.asarray(orders, dtype=np.int64).reshape(-1, schedule.num_microbatches)
+    expected = (len(forward_ns), schedule.num_microbatches)
+    if orders.ndim != 3 or orders.shape[1:] != expected:
+        raise ScheduleError(
+            f"orders has shape {orders.shape}; expected [orders, replicas, micro-batches] = [C, {expected}]"
+        )
+    flat = orders.reshape(-1, schedule.num_microbatches)
     ends = rank_ends_ns(schedule, forward_ns, backward_ns, present, orders=flat, weight_ns=weight_ns, p2p_ns=p2p_ns)
     makespans: Int64Array = ends.max(axis=1).reshape(orders.shape[:2])
     return makespans
@@ -214,6 +231,9 @@ def joined_durations(
         return forward_ns, backward_ns, present, weight_ns
     if meet not in ("microbatch", "unit"):
         raise ScheduleError(f"meet={meet!r} is not known; known: step, microbatch, unit")
+    for name, values in (("forward_ns", forward_ns), ("backward_ns", backward_ns), ("weight_ns", weight_ns)):
+        if values is not None:
+            _check_joinable(name, values, present)
     if present is not None:  # what does not run holds up nobody
         forward_ns, backward_ns = np.where(present, forward_ns, 0), np.where(present, backward_ns, 0)
         present = _join(present, meet)
@@ -242,7 +262,83 @@ def _flat(name: str, values: NDArray[Any], shape: tuple[int, int, int], kind: ty
     """[K, M, S] as read-only contiguous [K, M * S]."""
     if values.shape != shape:
         raise ScheduleError(f"{name} has shape {values.shape}; expected [replicas, micro-batches, stages] = {shape}")
+    _check_kind(name, values, kind)
     return read_only(np.ascontiguousarray(values, dtype=kind).reshape(shape[0], shape[1] * shape[2]))
+
+
+def _check_joinable(name: str, values: NDArray[Any], present: BoolArray | None) -> None:
+    """Refuse a negative duration before the longest of all replicas hides it.
+
+    Raises:
+        ScheduleError: another kind of array, or a negative duration of an act that runs.
+    """
+    _check_kind(name, values, np.int64)
+    negative = values.min(initial=0) < 0 and (values < 0) & (True if present is None else present)
+    if np.any(negative):
+        raise ScheduleError(f"{name}{np.argwhere(negative)[0].tolist()} is negative: not a duration")
+
+
+def _check_kind(name: str, values: NDArray[Any], kind: type[np.generic]) -> None:
+    """Refuse what would be cut off or wrap in silence: floats as nanoseconds, unsigned integers, numbers as `present`.
+
+    Raises:
+        ScheduleError: another kind of array.
+    """
+    if not np.can_cast(values.dtype, kind, casting="safe") or (kind is np.int64 and values.dtype == np.bool_):
+        raise ScheduleError(f"{name} holds {values.dtype}; expected {np.dtype(kind)}")
+
+
+def _check_signs(name: str, flat: Int64Array, runs: BoolArray, shape: tuple[int, int, int]) -> None:
+    """Check the durations [K, M * S] of acts that run.
+
+    Raises:
+        ScheduleError: one is negative.
+    """
+    if flat.min(initial=0) >= 0:
+        return
+    for replica, cell in np.argwhere((flat < 0) & (runs if runs.size else True))[:1].tolist():
+        microbatch, stage = divmod(cell, shape[2])
+        raise ScheduleError(f"{name}[{replica}, {microbatch}, {stage}]={flat[replica, cell]} is not a duration")
+
+
+def _check_sums(forward: Int64Array, backward: Int64Array, runs: BoolArray, latency_ns: int) -> None:
+    """Check that a path through all acts of a replica stays below 2^62; durations [K, M * S], not negative.
+
+    The longest times the number of acts settles it nearly always; only else are sums made, of Python integers.
+
+    Raises:
+        ScheduleError: it does not; names the replica.
+    """
+    longest = int(forward.max(initial=0)) + int(backward.max(initial=0))
+    if longest * forward.shape[1] + latency_ns < MAX_MAKESPAN_NS:
+        return
+    for replica in range(len(forward)):
+        mine = slice(None) if not runs.size else runs[replica]
+        total = sum(forward[replica][mine].tolist()) + sum(backward[replica][mine].tolist()) + latency_ns
+        if total >= MAX_MAKESPAN_NS:
+            raise ScheduleError(
+                f"the durations of replica {replica} add up to {total} ns with all latencies, beyond the 2^62 that "
+                f"simulated times count in; the longest is {max(forward[replica].max(), backward[replica].max())} ns: "
+                "check the costs and their unit"
+            )
+
+
+def _latency(p2p_ns: int, schedule: Schedule) -> int:
+    """The latency in nanoseconds, checked.
+
+    Raises:
+        ScheduleError: no whole number, negative or too long.
+    """
+    most = MAX_MAKESPAN_NS // max(len(schedule.op), 1)
+    return whole_number(
+        "p2p_ns",
+        p2p_ns,
+        error=ScheduleError,
+        below="a latency is at least 0 ns",
+        above=f"a latency of this schedule is at most {most} ns",
+        at_least=0,
+        at_most=most,
+    )
 
 
 def _orders(orders: Int64Array | None, shape: tuple[int, int, int]) -> Int64Array:
@@ -250,6 +346,7 @@ def _orders(orders: Int64Array | None, shape: tuple[int, int, int]) -> Int64Arra
     num_replicas, num_microbatches, _ = shape
     if orders is None:
         return read_only(np.tile(np.arange(num_microbatches), (num_replicas, 1)))
+    _check_kind("orders", orders, np.int64)
     array = np.ascontiguousarray(orders, dtype=np.int64)
     if array.ndim != 2 or array.shape[1] != num_microbatches or len(array) % max(num_replicas, 1):
         raise ScheduleError(

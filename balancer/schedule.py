@@ -348,7 +348,7 @@ def build_schedule(
         stage_ranks, num_ranks = parallel.stage_ranks, parallel.num_ranks
     if stage_ranks is None:
         stage_ranks = _dealt(name, num_stages, num_ranks)
-    whole_size("stages of stage_ranks", len(stage_ranks), "stages", below="stage_ranks has one rank per stage")
+    whole_size("stages of stage_ranks", len(stage_ranks), "stages", below="stages lie on ranks 0, 1, ... in order")
     stage_ranks = tuple(whole_index("stage_ranks: rank", rank, "ranks", at_least=SPREAD) for rank in stage_ranks)
     check_num_acts(name, len(stage_ranks), num_microbatches)
     if num_stages is not None and num_stages != len(stage_ranks):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from balancer.counts import Int64Array, StepCounts
 from balancer.errors import PlanError
-from balancer.layout import ParallelSpec
+from balancer.layout import ParallelSpec, check_num_cells
 from balancer.schedule import Schedule, build_schedule
 from balancer.simulate import makespans_ns, meeting_makespan_ns
 from packing.grouping import group_by_bin
@@ -183,7 +183,7 @@ class PlacementProblem:
         return work
 
     def round_up(self, num_microbatches: int) -> int:
-        """The least allowed M that is at least `num_microbatches`."""
+        """The least allowed M that is at least `num_microbatches`; whether a plan of it can be held is not asked."""
         multiple = self.num_microbatches_multiple
         return -(-max(num_microbatches, self.min_num_microbatches) // multiple) * multiple
 
@@ -192,12 +192,22 @@ class PlacementProblem:
 
         Raises:
             PlanError: M is fixed and smaller; the text has the arithmetic.
+            LayoutError: M is free, and as large as it has to be beyond the limits of a layout.
         """
         if self.num_microbatches is None:
-            return self.round_up(least)
+            return self.check_size(self.round_up(least))
         if self.num_microbatches < least:
             raise self.does_not_fit(policy, least)
         return self.num_microbatches
+
+    def check_size(self, num_microbatches: int) -> int:
+        """`num_microbatches`, if tables [R, M, S] of so many can be made; a free M is checked as soon as it is chosen.
+
+        Raises:
+            LayoutError: they cannot.
+        """
+        check_num_cells(self.dp_size, num_microbatches, self.num_stages)
+        return num_microbatches
 
     def does_not_fit(self, policy: str, least: int) -> PlanError:
         """The error for a fixed M that is smaller than the `least` that `policy` finds room for."""
@@ -216,7 +226,11 @@ class PlacementProblem:
         )
 
     def schedule_for(self, num_microbatches: int) -> Schedule:
-        """The schedule of one replica with M micro-batches."""
+        """The schedule of one replica with M micro-batches.
+
+        Raises:
+            LayoutError: see `check_size`.
+        """
         return _schedule(self.schedule, self.parallel, num_microbatches)
 
     def cells_of(self, placement: Placement) -> Int64Array:
@@ -293,6 +307,8 @@ Place = Callable[[PlacementProblem], Placement]
 
 @lru_cache(maxsize=64)
 def _schedule(name: str, parallel: ParallelSpec, num_microbatches: int) -> Schedule:
+    # Every policy asks for a schedule before it tries an M, so none builds tables beyond the limits.
+    check_num_cells(parallel.dp_size, num_microbatches, parallel.num_stages)
     return build_schedule(name, stage_ranks=parallel.stage_ranks, num_microbatches=num_microbatches)
 
 

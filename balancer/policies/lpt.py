@@ -34,7 +34,7 @@ def place(problem: PlacementProblem) -> Placement:
         PlanError: a fixed number of micro-batches that is too small.
     """
     bins = pack(problem.sizes, capacity=problem.capacity).bin_of.astype(np.int64)
-    num_microbatches = problem.num_microbatches or _least(problem, bins)
+    num_microbatches = problem.num_microbatches or problem.check_size(_least(problem, bins))
     best: Placement | None = None
     best_makespan = 0
     for weights in _weights(problem):
@@ -62,7 +62,7 @@ def _least(problem: PlacementProblem, bins: Int64Array) -> int:
     """The least allowed M for which a split is found; that of the packed bins always is one."""
     bound = bin_lower_bound(problem.sizes, capacity=problem.capacity)
     enough = problem.round_up(-(-(int(bins.max()) + 1) // problem.dp_size))
-    least = problem.round_up(-(-bound // problem.dp_size))
+    least = problem.check_size(problem.round_up(-(-bound // problem.dp_size)))
     for num_microbatches in range(least, enough, problem.num_microbatches_multiple):
         if any(_split_directly(problem, weights, num_microbatches) is not None for weights in _weights(problem)):
             return num_microbatches
@@ -75,7 +75,11 @@ def _split(problem: PlacementProblem, weights: Int64Array, bins: Int64Array, num
 
 def _split_directly(problem: PlacementProblem, weights: Int64Array, num_microbatches: int) -> Placement | None:
     """Samples over ranks, then over the micro-batches of each rank; None where capacities stop one of the two."""
-    rank_capacity = tuple(limit * num_microbatches for limit in problem.capacity)
+    # Nothing needs more than there is, and packing counts capacities in 62 bits.
+    totals = problem.sizes.sum(axis=0).tolist()
+    rank_capacity = tuple(
+        min(limit * num_microbatches, max(total, 1)) for limit, total in zip(problem.capacity, totals, strict=True)
+    )
     microbatch = np.zeros(problem.num_samples, dtype=np.int64)
     try:
         dp_rank = partition(weights, problem.dp_size, capacity=rank_capacity, sizes=problem.sizes).part_of
