@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[RangeServer]:
-    with RangeServer(folder, Behaviour(latency_s=0.1)) as running:
+    with RangeServer(folder, Behaviour(latency_s=0.02)) as running:
         yield running
 
 
@@ -74,8 +74,9 @@ def test_media_at_urls_are_fetched_ahead_side_by_side_each_once(
     counters, num_media = storage.counters, 2 * (NUM - 4)
     assert counters.prefetch_hits - before.prefetch_hits >= num_media
     assert counters.max_in_flight >= 8
-    # A size and the bytes of every medium, and the texts by one request for neighbours: nothing is asked for twice.
-    assert counters.requests - before.requests <= 2 * num_media + (where == "all at URLs")
+    # A size and the bytes of every medium, and the texts by one request for neighbours: nothing is asked for twice, but
+    # for the size that the reader needs while it is just being asked for.
+    assert counters.requests - before.requests <= 2 * num_media + (where == "all at URLs") + 2
 
 
 def test_without_media_nothing_but_texts_is_fetched(folder: Path, server: RangeServer, storage: Storage) -> None:
