@@ -1,7 +1,8 @@
 """Step records as a run would have written them, and indices to plan, small enough to check by hand."""
 
+import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def _record(step: int = 1, acts: Sequence[Act] = (), **changes: object) -> StepR
         "policy": "lpt",
     }
     return StepRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_heap() -> Iterator[None]:
+    """Benchmarks collect garbage before they measure; thousands of tests leave a heap to walk through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
