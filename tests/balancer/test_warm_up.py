@@ -115,6 +115,7 @@ def test_after_warm_up_no_step_of_any_kind_or_size_compiles_or_loads_a_kernel(ki
     assert 0.7 * sum(warm.values()) <= sum(loaded.values()) <= sum(warm.values())
 
 
+@pytest.mark.torch
 def test_a_loader_has_its_kernels_before_the_first_batch() -> None:
     batches, made, after = run(LOADER)
     assert batches == 40
