@@ -86,9 +86,11 @@ def rank_ends_ns(
     backward = _flat("backward_ns", backward_ns, shape, np.int64)
     runs = _ALL_PRESENT if present is None else _flat("present", present, shape, np.bool_)
     latency = _latency(p2p_ns, schedule)
-    _check_signs("forward_ns", forward, runs, shape)
-    _check_signs("backward_ns", backward, runs, shape)
-    _check_sums(forward, backward, runs, latency * len(schedule.op))
+    latencies = latency * len(schedule.op)
+    if not _surely_fit(forward, backward, latencies):
+        _check_signs("forward_ns", forward, runs, shape)
+        _check_signs("backward_ns", backward, runs, shape)
+        _check_sums(forward, backward, runs, latencies)
     halves = _NO_HALVES
     if links.split.any():
         weight = _flat("weight_ns", backward_ns // 2 if weight_ns is None else weight_ns, shape, np.int64)
@@ -284,6 +286,8 @@ def _check_kind(name: str, values: NDArray[Any], kind: type[np.generic]) -> None
     Raises:
         ScheduleError: another kind of array.
     """
+    if values.dtype == kind:
+        return
     if not np.can_cast(values.dtype, kind, casting="safe") or (kind is np.int64 and values.dtype == np.bool_):
         raise ScheduleError(f"{name} holds {values.dtype}; expected {np.dtype(kind)}")
 
@@ -301,17 +305,23 @@ def _check_signs(name: str, flat: Int64Array, runs: BoolArray, shape: tuple[int,
         raise ScheduleError(f"{name}[{replica}, {microbatch}, {stage}]={flat[replica, cell]} is not a duration")
 
 
+def _surely_fit(forward: Int64Array, backward: Int64Array, latency_ns: int) -> bool:
+    """Whether nothing in durations [K, M * S] can be negative or too long: the longest times the number of acts.
+
+    One pass, which settles it nearly always: read as unsigned, a negative number is the largest.
+    """
+    longest = int(forward.view(np.uint64).max(initial=0)) + int(backward.view(np.uint64).max(initial=0))
+    return bool(longest * forward.shape[1] + latency_ns < MAX_MAKESPAN_NS)
+
+
 def _check_sums(forward: Int64Array, backward: Int64Array, runs: BoolArray, latency_ns: int) -> None:
     """Check that a path through all acts of a replica stays below 2^62; durations [K, M * S], not negative.
 
-    The longest times the number of acts settles it nearly always; only else are sums made, of Python integers.
+    Sums of Python integers, which cannot wrap: made only where `_surely_fit` says no.
 
     Raises:
         ScheduleError: it does not; names the replica.
     """
-    longest = int(forward.max(initial=0)) + int(backward.max(initial=0))
-    if longest * forward.shape[1] + latency_ns < MAX_MAKESPAN_NS:
-        return
     for replica in range(len(forward)):
         mine = slice(None) if not runs.size else runs[replica]
         total = sum(forward[replica][mine].tolist()) + sum(backward[replica][mine].tolist()) + latency_ns

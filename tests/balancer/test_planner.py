@@ -14,7 +14,7 @@ from balancer.layout import ParallelSpec
 from balancer.metrics import imbalance
 from balancer.plan import Capacities, StepPlan
 from balancer.plan_check import verify
-from balancer.planner import plan_step
+from balancer.planner import placement_problem, plan_step
 from balancer.policies import get_policy, policy_names
 from balancer.schedule import schedule_names
 
@@ -112,6 +112,61 @@ def test_bl_07_image_load_is_balanced_beside_equal_text(plan, counts_of) -> None
     assert imbalance(before.forward_ns[:, :, 0].sum(axis=1)) > 1.9
     assert imbalance(encoder) < 1.1
     assert imbalance(llm) < 1.1
+
+
+@EVERY_POLICY
+@pytest.mark.parametrize("encoder", ["own", "spread"])
+def test_bl_08_moving_samples_keeps_every_counter_also_where_a_replica_has_no_image(
+    plan, counts_of, policy: str, encoder: str
+) -> None:
+    counts = counts_of([7, 50, 3, 20, 20, 9, 31, 4, 12], patches=[0, 0, 0, 64, 0, 0, 128, 0, 0])
+    options = {"dp_size": 4, "pp_size": 2, "tokens": 60, "encoder": encoder}
+    schedule = {"schedule": "nested"} if encoder == "spread" else {}
+    off = plan(counts, policy="sequential", **options, **schedule)
+    on = plan(counts, policy=policy, **options, **schedule)
+    assert any(on.patches[rank].sum() == 0 for rank in range(4))
+    for name in ("num_samples", "llm_tokens", "label_tokens", "visual_tokens", "patches"):
+        assert getattr(on, name).sum() == getattr(off, name).sum(), name
+    planned = [on.members(rank, microbatch) for rank in range(4) for microbatch in range(on.num_microbatches)]
+    assert counts.num_items[np.concatenate(planned)].sum() == counts.num_items.sum() > 0
+
+
+@EVERY_POLICY
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dp_size": 2**12, "pp_size": 64, "num_microbatches_multiple": 1024}, "268435456 entries of a plan"),
+        ({"pp_size": 2, "num_microbatches_multiple": 40_000, "min_num_microbatches": 40_001}, "(80000|at most)"),
+    ],
+)
+def test_a_free_number_of_microbatches_keeps_the_limits_of_a_layout(
+    plan, counts_of, policy: str, options: dict, message: str
+) -> None:
+    with pytest.raises(LayoutError, match=message):
+        plan(counts_of([1, 1, 1, 1]), tokens=10, policy=policy, **options)
+
+
+@EVERY_POLICY
+def test_a_number_of_microbatches_that_the_samples_force_is_checked_when_it_is_chosen(
+    plan, counts_of, policy: str
+) -> None:
+    """No option is at fault: one token a cell makes 100,000 cells on one rank."""
+    with pytest.raises(LayoutError, match="takes 100000 micro-batches, at most 65536: raise the capacity"):
+        plan(counts_of([1] * 100_000), tokens=1, policy=policy)
+
+
+@EVERY_POLICY
+def test_capacities_beyond_every_load_do_not_leave_64_bits(plain_model, counts_of, policy: str) -> None:
+    """Plans refuse such a capacity; a policy by itself neither wraps nor fails in the packing below it."""
+    parallel = ParallelSpec.pipeline(dp_size=2, num_microbatches=16)
+    problem = placement_problem(
+        counts_of([5, 9, 2, 7]), parallel=parallel, cost_model=plain_model(2), capacities=Capacities(tokens=100)
+    )
+    placement = get_policy(policy)(replace(problem, capacity=(2**60,)))
+    assert sorted(zip(placement.dp_rank, placement.microbatch, placement.slot, strict=True)) == sorted(
+        set(zip(placement.dp_rank, placement.microbatch, placement.slot, strict=True))
+    )
+    assert np.bincount(placement.dp_rank, minlength=2).min() > 0
 
 
 @EVERY_POLICY
