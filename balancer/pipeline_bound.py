@@ -53,6 +53,7 @@ _MORE_ROUNDS = 8
 _EXACT = 2**53
 _LARGEST = 2**62
 _BLOCK = 512
+_MOST_MICROBATCHES = 512
 _ENOUGH = 4096
 """Samples from which weights are made."""
 
@@ -73,8 +74,11 @@ class _Mixture:
 
 
 def pipeline_bound_ns(problem: PlacementProblem, num_microbatches: int) -> int:
-    """No placement into `num_microbatches` per replica takes less, in nanoseconds; 0 for one pipeline rank."""
-    if problem.num_pipeline_ranks == 1:
+    """No placement into `num_microbatches` per replica takes less, in nanoseconds; 0 for one pipeline rank.
+
+    0 also for very many micro-batches, where warm-up and drain are small beside the work, and the graph is not.
+    """
+    if problem.num_pipeline_ranks == 1 or num_microbatches > _MOST_MICROBATCHES:
         return 0
     times = _times(problem)  # [3 S, n]
     limits = _binding_limits(problem, num_microbatches)

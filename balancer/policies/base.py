@@ -200,6 +200,16 @@ class PlacementProblem:
             raise self.does_not_fit(policy, least)
         return self.num_microbatches
 
+    def replica_capacity(self, num_microbatches: int) -> tuple[int, ...]:
+        """What the M cells of one replica hold together, per unit [d], but never more than there is.
+
+        Nothing needs more, and `packing` counts capacities in 62 bits.
+        """
+        totals = self.sizes.sum(axis=0).tolist()
+        return tuple(
+            min(limit * num_microbatches, max(total, 1)) for limit, total in zip(self.capacity, totals, strict=True)
+        )
+
     def check_size(self, num_microbatches: int) -> int:
         """`num_microbatches`, if tables [R, M, S] of so many can be made; a free M is checked as soon as it is chosen.
 

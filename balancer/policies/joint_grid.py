@@ -97,7 +97,11 @@ def by_rank_exactly(problem: PlacementProblem, columns: Int64Array, num_slots: i
     even = np.full(problem.dp_size, -(-int(columns.sum(axis=0).max()) // problem.dp_size), dtype=np.int64)
     try:
         rank_of = partition(
-            columns, problem.dp_size, capacity=capacity * num_slots, sizes=problem.sizes, target_gap=0.0
+            columns,
+            problem.dp_size,
+            capacity=problem.replica_capacity(num_slots),
+            sizes=problem.sizes,
+            target_gap=0.0,
         ).part_of
     except InfeasiblePartitionError:
         return None

@@ -75,11 +75,7 @@ def _split(problem: PlacementProblem, weights: Int64Array, bins: Int64Array, num
 
 def _split_directly(problem: PlacementProblem, weights: Int64Array, num_microbatches: int) -> Placement | None:
     """Samples over ranks, then over the micro-batches of each rank; None where capacities stop one of the two."""
-    # Nothing needs more than there is, and packing counts capacities in 62 bits.
-    totals = problem.sizes.sum(axis=0).tolist()
-    rank_capacity = tuple(
-        min(limit * num_microbatches, max(total, 1)) for limit, total in zip(problem.capacity, totals, strict=True)
-    )
+    rank_capacity = problem.replica_capacity(num_microbatches)
     microbatch = np.zeros(problem.num_samples, dtype=np.int64)
     try:
         dp_rank = partition(weights, problem.dp_size, capacity=rank_capacity, sizes=problem.sizes).part_of
