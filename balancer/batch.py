@@ -38,10 +38,13 @@ class MicroBatch:
         weight_sum: sum of `loss_weights`.
         replaced: samples with stand-in media.
         num_conformed: media that differed from the plan and were made to fit it.
+        num_microbatches: of the step. step_label_tokens: labels that are learned in the whole step, over all its
+            micro-batches and ranks: what a loss is divided by; None where that is not known.
+        num_dummy_patches: patches of a dummy medium at the end of `patches`, see `balancer.dummy_media`.
     """
 
     step: int
-    microbatch: int
+    microbatch_index: int
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_weights: torch.Tensor
@@ -57,6 +60,9 @@ class MicroBatch:
     weight_sum: float
     replaced: tuple[Replaced, ...] = ()
     num_conformed: int = 0
+    num_microbatches: int = 1
+    step_label_tokens: int | None = None
+    num_dummy_patches: int = 0
 
     @classmethod
     def of(cls, cell: PackedCell) -> "MicroBatch":
@@ -71,6 +77,11 @@ class MicroBatch:
     def num_samples(self) -> int:
         """Samples in the pack (the tail is not one)."""
         return int(self.sample_ids.numel())
+
+    @property
+    def is_last_microbatch(self) -> bool:
+        """Whether the step ends with this micro-batch: time for the optimizer."""
+        return self.microbatch_index == self.num_microbatches - 1
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "MicroBatch":
         """The batch on `device`, pixels in `dtype`. Boundaries, grids and ids stay on the CPU, where they are read."""
@@ -116,13 +127,17 @@ def collate(
     samples: Sequence[LoadedSample],
     *,
     step: int = 0,
-    microbatch: int = 0,
+    microbatch_index: int = 0,
     loss_reduction: str = "token_mean",
     align_tokens: int = 1,
 ) -> MicroBatch:
     """Pack `samples` in order; arguments and errors are those of `pack_samples`."""
     return MicroBatch.of(
         pack_samples(
-            samples, step=step, microbatch=microbatch, loss_reduction=loss_reduction, align_tokens=align_tokens
+            samples,
+            step=step,
+            microbatch_index=microbatch_index,
+            loss_reduction=loss_reduction,
+            align_tokens=align_tokens,
         )
     )

@@ -45,5 +45,17 @@ class LedgerError(BalancerError):
     """A ledger that is damaged, of another format version, or of another run."""
 
 
+class PackingError(BalancerError):
+    """A model or layout that does not keep the samples of a pack apart."""
+
+
 class MissingCostError(BalancerError):
     """No cost is known for the samples of a dataset; the text shows the line to add."""
+
+
+class RankError(BalancerError):
+    """Loading failed on some rank; raised on every rank, at the same place, with the text of the ranks that failed."""
+
+
+class LoaderStateError(BalancerError):
+    """A saved position that this loader cannot go on from: other data, another seed, inside a step."""

@@ -1,4 +1,4 @@
-"""What ranks tell and send each other while a stream is read: numbers, texts, errors, and encoded samples.
+"""What ranks tell and send each other while they load: numbers, texts, errors, and encoded samples.
 
     gather_numbers   int64 [k]       -> int64 [R, k]                 one collective of fixed size
     gather_rows      int64 [n_r, C]  -> R arrays                     padded to the longest, whose length is known
@@ -22,15 +22,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from balancer.counts import Int64Array
-from balancer.errors import BalancerError, PlanError
+from balancer.errors import PlanError, RankError
 
 ROUND_BYTES = 64 * 1024**2
 MAX_ERROR_BYTES = 64 * 1024
 Blob = bytes | bytearray | memoryview
-
-
-class StreamError(BalancerError):
-    """Reading, planning or exchanging a window failed on some rank; raised on every rank with that rank's text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +103,7 @@ class RankGroup:
             failed: [R], 0 or 1, gathered before. error: of this rank. doing: what was tried.
 
         Raises:
-            StreamError: with the text of every rank that failed. With one process, the error itself.
+            RankError: with the text of every rank that failed. With one process, the error itself.
         """
         if not any(failed):
             return
@@ -116,7 +112,7 @@ class RankGroup:
         said = "" if error is None else f"{type(error).__name__}: {error}"
         texts = self.gather_texts(said.encode("utf-8", "backslashreplace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore"))
         lines = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if failed[rank]]
-        raise StreamError(f"{doing} failed on {len(lines)} of {self.size} ranks:\n" + "\n".join(lines)) from error
+        raise RankError(f"{doing} failed on {len(lines)} of {self.size} ranks:\n" + "\n".join(lines)) from error
 
     def send_bytes(
         self, outgoing: Sequence[Sequence[Blob]], moved: Int64Array, *, round_bytes: int = ROUND_BYTES

@@ -36,7 +36,7 @@ class PackedCell:
     """
 
     step: int
-    microbatch: int
+    microbatch_index: int
     tokens: NDArray[np.int64]
     labels: NDArray[np.int64]
     loss_weights: NDArray[np.float64]
@@ -58,7 +58,7 @@ def pack_samples(
     samples: Sequence[LoadedSample],
     *,
     step: int = 0,
-    microbatch: int = 0,
+    microbatch_index: int = 0,
     loss_reduction: str = "token_mean",
     align_tokens: int = 1,
 ) -> PackedCell:
@@ -91,7 +91,7 @@ def pack_samples(
     visual_index = np.concatenate([s.visual_index + start for s, start in zip(samples, starts[:-1], strict=True)])
     return PackedCell(
         step=step,
-        microbatch=microbatch,
+        microbatch_index=microbatch_index,
         tokens=_with_tail([s.tokens for s in samples], tail, Special.PAD, np.int64),
         labels=labels,
         loss_weights=loss_weights,

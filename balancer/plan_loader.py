@@ -161,7 +161,7 @@ class PlanLoader:
                 return
             cell = announced.popleft()
             try:
-                batch = self._reader.read(cell.sample_ids, step=cell.step, microbatch=cell.microbatch)
+                batch = self._reader.read(cell.sample_ids, step=cell.step, microbatch_index=cell.microbatch)
                 yield batch.pin_memory() if self._pin_memory else batch
             except Exception as error:  # carried to the step boundary, where every rank raises it
                 yield Failed(number, error)

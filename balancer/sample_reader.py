@@ -86,12 +86,12 @@ class SampleReader:
             allocate=allocate,
         )
 
-    def pack(self, samples: Sequence[LoadedSample], *, step: int = 0, microbatch: int = 0) -> PackedCell:
+    def pack(self, samples: Sequence[LoadedSample], *, step: int = 0, microbatch_index: int = 0) -> PackedCell:
         """The samples as one micro-batch."""
         return pack_samples(
             samples,
             step=step,
-            microbatch=microbatch,
+            microbatch_index=microbatch_index,
             loss_reduction=self.loss_reduction,
             align_tokens=self.align_tokens,
         )
@@ -100,10 +100,10 @@ class SampleReader:
         """Where a sample lies, for messages."""
         return self.source.place(int(sample_id))
 
-    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch: int = 0) -> "MicroBatch":
+    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch_index: int = 0) -> "MicroBatch":
         """Load, decode and pack samples in this process."""
         from balancer.batch import MicroBatch  # workers, which send numpy, start without torch
 
         room = Room.of(self.room_bytes(sample_ids))
         samples = [self.load(sample_id, allocate=room.allocate) for sample_id in sample_ids]
-        return MicroBatch.of(self.pack(samples, step=step, microbatch=microbatch))
+        return MicroBatch.of(self.pack(samples, step=step, microbatch_index=microbatch_index))

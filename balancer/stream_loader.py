@@ -155,7 +155,7 @@ class StreamLoader:
         """Steps from `state` on, until the epochs are done.
 
         Raises:
-            StreamError: reading or planning a window failed on some rank; on all ranks.
+            RankError: reading or planning a window failed on some rank; on all ranks.
             PlanMismatchError: the ranks have other states, options, data or versions.
         """
         with ExitStack() as stack:
@@ -327,7 +327,7 @@ class StreamLoader:
             **self._reader_options,
         )
         samples = [replace(reader.load(i), sample_id=sample_id) for i, sample_id in enumerate(ids)]
-        return MicroBatch.of(reader.pack(samples, step=step, microbatch=microbatch))
+        return MicroBatch.of(reader.pack(samples, step=step, microbatch_index=microbatch))
 
     def _own_lanes(self) -> range:
         """Lanes are dealt to the ranks in turn."""

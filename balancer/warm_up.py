@@ -40,8 +40,7 @@ def warm_up(*, pipeline: bool = True) -> float:
     """Plan and simulate on small inputs, so that no kernel is left to compile.
 
     Args:
-        pipeline: plan pipelines and replicas that meet in every micro-batch too; without, one stage rank that meets
-            its like once a step, which is all that a data-parallel loader needs.
+        pipeline: plan pipelines too; without, replicas of one rank, which is all that a data-parallel loader needs.
 
     Returns:
         Seconds it took. They are logged (logger `balancer`, level info) when a kernel was compiled or loaded.
@@ -86,8 +85,8 @@ def _plan(*, pipeline: bool) -> None:
     for limits in (table, Capacities(tokens=_WIDE), Capacities(tokens=_TABLE, patches=_TABLE)):
         _plan_one(alone, limits)
     _plan_one(ParallelSpec.pipeline(dp_size=2, num_microbatches=2, encoder="spread"), table, schedule="nested")
+    _plan_one(ParallelSpec.pipeline(dp_size=2, num_microbatches=2, meet="microbatch"), table)
     if pipeline:
-        _plan_one(ParallelSpec.pipeline(dp_size=2, num_microbatches=2, meet="microbatch"), table)
         _plan_one(ParallelSpec.pipeline(dp_size=2, pp_size=2, num_microbatches=4), table)
         spread = ParallelSpec.pipeline(dp_size=2, pp_size=2, num_microbatches=4, encoder="spread")
         for patches in (_PATCHES, 0 * _PATCHES):  # bounds take another way where no sample has media

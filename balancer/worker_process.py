@@ -73,7 +73,7 @@ class TaskReader(Protocol):
         """What takes the place of a sample that cannot be loaded; needs no data."""
         ...
 
-    def pack(self, samples: Sequence[Any], *, step: int, microbatch: int) -> Any:
+    def pack(self, samples: Sequence[Any], *, step: int, microbatch_index: int) -> Any:
         """The result of a task, made of its samples."""
         ...
 
@@ -284,7 +284,7 @@ def _serve(channel: Channel) -> None:
                 announced = _announce(reader, waiting, announced)
                 samples.append(_load(reader, sample_id, task.stand_ins.get(sample_id), room.allocate))
             slot.write(task.number, -1)
-            packed = reader.pack(samples, step=task.cell.step, microbatch=task.cell.microbatch)
+            packed = reader.pack(samples, step=task.cell.step, microbatch_index=task.cell.microbatch)
             answer = channel.parcel(Done(task.number, packed), room)
         except Exception as error:  # carried to the step boundary, where every rank raises it
             answer = channel.parcel(Failed(task.number, _sendable(error)), room)

@@ -68,20 +68,20 @@ class WrongPositionAxis(StepRunner):
 class LosesASample(SampleReader):
     """Drops the first text-only sample that shares a pack (one with pixels would be caught by its shape)."""
 
-    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch: int = 0) -> MicroBatch:
+    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch_index: int = 0) -> MicroBatch:
         victim = _text_only(self, sample_ids)
         kept = [sample for sample in sample_ids if sample != victim or len(sample_ids) == 1]
-        return SampleReader.read(self, kept, step=step, microbatch=microbatch)
+        return SampleReader.read(self, kept, step=step, microbatch_index=microbatch_index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatsASample(SampleReader):
     """Reads the first text-only sample of a pack twice."""
 
-    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch: int = 0) -> MicroBatch:
+    def read(self, sample_ids: Sequence[int], *, step: int = 0, microbatch_index: int = 0) -> MicroBatch:
         victim = _text_only(self, sample_ids)
         again = list(sample_ids) if victim is None else [*sample_ids, victim]
-        return SampleReader.read(self, again, step=step, microbatch=microbatch)
+        return SampleReader.read(self, again, step=step, microbatch_index=microbatch_index)
 
 
 def _text_only(reader: SampleReader, sample_ids: Sequence[int]) -> int | None:

@@ -149,9 +149,9 @@ def test_moving_a_batch_converts_pixels_only_and_leaves_what_the_host_reads() ->
 
 
 def test_a_batch_survives_the_way_from_a_worker() -> None:
-    batch = collate([sample(0, 8, visual=1, replaced="corrupt")], step=3, microbatch=2)
+    batch = collate([sample(0, 8, visual=1, replaced="corrupt")], step=3, microbatch_index=2)
     again = pickle.loads(pickle.dumps(batch))
-    assert (again.step, again.microbatch, again.replaced) == (3, 2, batch.replaced)
+    assert (again.step, again.microbatch_index, again.replaced) == (3, 2, batch.replaced)
     assert torch.equal(again.patches, batch.patches)
 
 
@@ -170,6 +170,6 @@ def test_what_cannot_be_packed_says_why(make: Callable[[], MicroBatch], message:
 
 def test_ids_and_slots_are_those_of_the_cell() -> None:
     order: Sequence[int] = [5, 1, 3]
-    batch = collate([sample(i, 6 + i) for i in order], step=9, microbatch=4)
+    batch = collate([sample(i, 6 + i) for i in order], step=9, microbatch_index=4)
     assert batch.sample_ids.tolist() == order
-    assert (batch.step, batch.microbatch, batch.num_samples) == (9, 4, 3)
+    assert (batch.step, batch.microbatch_index, batch.num_samples) == (9, 4, 3)

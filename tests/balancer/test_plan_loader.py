@@ -152,7 +152,7 @@ def test_every_rank_gets_the_cells_of_its_plan_in_slot_order(reader: SampleReade
                 assert (batch is None) == (not members)
                 if batch is not None:
                     assert batch.sample_ids.tolist() == members
-                    assert (batch.step, batch.microbatch) == (number, m)
+                    assert (batch.step, batch.microbatch_index) == (number, m)
                     assert batch.tokens.numel() == batches.plan.llm_tokens[dp_rank, m]
                     assert batch.visual_index.numel() == batches.plan.visual_tokens[dp_rank, m]
                     assert batch.patches.shape[0] == batches.plan.patches[dp_rank, m]
@@ -280,10 +280,10 @@ def test_packs_are_aligned_and_weighted_as_the_reader_says(source: TarSource, in
     reader = SampleReader(
         source=source, index=index, estimator=ESTIMATOR, align_tokens=64, loss_reduction="sample_mean"
     )
-    batch = reader.read([0, 4], step=2, microbatch=1)
+    batch = reader.read([0, 4], step=2, microbatch_index=1)
     assert batch.tokens.numel() % 64 == 0
     assert batch.weight_sum == pytest.approx(2.0)
-    assert (batch.step, batch.microbatch) == (2, 1)
+    assert (batch.step, batch.microbatch_index) == (2, 1)
 
 
 # --- workers that hang or die

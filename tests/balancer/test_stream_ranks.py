@@ -99,7 +99,7 @@ def test_an_error_of_one_rank_is_raised_on_both_at_one_boundary(found: Found, na
     ranks = raised(found, name)
     assert ranks[0] == ranks[1]
     assert ranks[0].startswith(
-        "RuntimeError: after 2 steps: StreamError: reading window 1 of the stream failed on 1 of 2"
+        "RuntimeError: after 2 steps: RankError: reading window 1 of the stream failed on 1 of 2"
     )
     assert f"rank 1: {said}" in ranks[0]
 

@@ -95,8 +95,8 @@ class Reader:
             time.sleep(argument)
         return reason
 
-    def pack(self, samples, *, step, microbatch):
-        return os.getpid(), step, microbatch, samples
+    def pack(self, samples, *, step, microbatch_index):
+        return os.getpid(), step, microbatch_index, samples
 
     def place(self, sample_id):
         return f"shard a.tar, key {sample_id}"
@@ -220,7 +220,7 @@ def test_a_worker_is_a_fresh_interpreter_without_torch(readers: Any, tmp_path: P
     probe = tmp_path / "probe_of_this_test.py"
     probe.write_text(
         "import sys\nfrom readers_of_this_test import Reader\nclass Probe(Reader):\n"
-        "    def pack(self, samples, *, step, microbatch):\n"
+        "    def pack(self, samples, *, step, microbatch_index):\n"
         "        return [name for name in ('torch', 'numba') if name in sys.modules]\n"
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -34,7 +34,7 @@ def batch(number: int, rows: int) -> MicroBatch:
         patches=np.random.Generator(np.random.Philox(number)).random((rows, WIDTH), dtype=np.float32),
         grids=np.zeros((0, 3), dtype=np.int64),
     )
-    return collate([sample], microbatch=number)
+    return collate([sample], microbatch_index=number)
 
 
 class Toy:
@@ -47,14 +47,14 @@ class Toy:
         self.seen: list[tuple[str, int, tuple[int, ...]]] = []
 
     def encode(self, microbatch: MicroBatch, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        self.seen.append(("encode", microbatch.microbatch, tuple(microbatch.patches.shape)))
+        self.seen.append(("encode", microbatch.microbatch_index, tuple(microbatch.patches.shape)))
         return {"visual": microbatch.patches @ self.a}
 
     def decode(self, microbatch: MicroBatch, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         hidden = microbatch.tokens.float()[:, None] * self.b
         if "visual" in inputs:
             hidden = hidden.index_add(0, microbatch.visual_index, inputs["visual"])
-        self.seen.append(("decode", microbatch.microbatch, tuple(hidden.shape)))
+        self.seen.append(("decode", microbatch.microbatch_index, tuple(hidden.shape)))
         return {LOSS: hidden.square().sum().double(), "hidden": hidden}
 
     def pieces(self) -> dict[int, Piece]:

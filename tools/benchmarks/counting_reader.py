@@ -47,9 +47,9 @@ class CountingReader(SampleReader):
 
     folder: str
 
-    def pack(self, samples: Sequence[LoadedSample], *, step: int = 0, microbatch: int = 0) -> PackedCell:
+    def pack(self, samples: Sequence[LoadedSample], *, step: int = 0, microbatch_index: int = 0) -> PackedCell:
         """As `SampleReader.pack`."""
-        cell = SampleReader.pack(self, samples, step=step, microbatch=microbatch)
+        cell = SampleReader.pack(self, samples, step=step, microbatch_index=microbatch_index)
         self._leave_word()
         return cell
 

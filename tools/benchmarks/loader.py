@@ -82,7 +82,7 @@ class SameWork:
     reader: SampleReader
 
     def __getitem__(self, cell: Cell) -> Any:
-        return self.reader.read(cell.sample_ids, step=cell.step, microbatch=cell.microbatch)
+        return self.reader.read(cell.sample_ids, step=cell.step, microbatch_index=cell.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
