@@ -17,10 +17,12 @@ Price: a domain is a pipeline or spread over its ranks, nothing between; degrees
 here, they only scale the cost model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from balancer.errors import LayoutError
+from balancer.layout_numbers import check_multiple, chunk_count, degree, microbatch_count
+from balancer.mesh import MeshLike, Names, launched_world_size, mesh_sizes
 from balancer.whole_numbers import shown, whole_number
 
 # Far above any cluster, and low enough that tables of cells [R, M, S] (512 MiB a column at 2^26) can be allocated:
@@ -55,7 +57,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("dp_size", "pp_size", "tp_size", "cp_size", "ep_size"):
             most = MAX_PIPELINE_RANKS if name == "pp_size" else MAX_DEGREE
-            object.__setattr__(self, name, _degree(name, getattr(self, name), most))
+            object.__setattr__(self, name, degree(name, getattr(self, name), most))
         for name in ("tp_size", "cp_size", "ep_size"):
             if getattr(self, name) != 1:
                 raise LayoutError(f"{name}={getattr(self, name)} is not available yet; use {name}=1")
@@ -89,7 +91,7 @@ class Layout:
             at_least=1,
             at_most=MAX_DEGREE,
         )
-        pp_size = _degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
+        pp_size = degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
         if world_size % pp_size:
             divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
             nearest = min(divisors, key=lambda size: abs(size - pp_size))
@@ -113,6 +115,7 @@ DomainName = Literal["encoder", "llm", "generator"]
 EncoderPlace = Literal["own", "shared", "spread", "none"]
 Meet = Literal["step", "microbatch", "unit"]
 EncoderGroup = Literal["replica", "world"]
+MediaPresence = Literal["any", "aligned"]
 
 SPREAD = -1
 """Rank of a stage that every rank of its domain holds whole."""
@@ -142,7 +145,7 @@ class Domain:
         if self.name not in get_args(DomainName):
             raise LayoutError(f"domain {self.name!r} does not exist; domains: {', '.join(get_args(DomainName))}")
         object.__setattr__(self, "ranks", self._checked_ranks())
-        object.__setattr__(self, "num_chunks", _chunks(self.name, self.num_chunks))
+        object.__setattr__(self, "num_chunks", chunk_count(self.name, self.num_chunks, at_most=MAX_STAGES))
         if not isinstance(self.spread, bool):
             raise LayoutError(f"domain {self.name}: spread={shown(self.spread)} is neither True nor False")
         if self.spread and self.num_chunks != 1:
@@ -203,6 +206,10 @@ class ParallelSpec:
         meet: where replicas wait for one another: once a `step`; in every `microbatch` (ZeRO-3, TP or EP over
             replicas); or per encoder `unit`.
         encoder_group: ranks over which a media item may be routed: those of its `replica`. `world` is a format hook.
+        fill_cells: every replica gets a sample in every micro-batch as long as there are enough. Always so where
+            replicas meet inside a step; a loader that hands out batches needs it everywhere.
+        media_presence: `aligned`: every micro-batch has media on all replicas or on none, which an encoder whose
+            parameters are sharded over replicas (FSDP, ZeRO-3) needs; see `balancer.policies.aligned_media`.
 
     Raises:
         LayoutError: domains that make no chain, or options that no plan covers.
@@ -215,9 +222,11 @@ class ParallelSpec:
     num_microbatches_multiple: int = 1
     meet: Meet = "step"
     encoder_group: EncoderGroup = "replica"
+    fill_cells: bool = False
+    media_presence: MediaPresence = "any"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dp_size", _degree("dp_size", self.dp_size, MAX_DEGREE))
+        object.__setattr__(self, "dp_size", degree("dp_size", self.dp_size, MAX_DEGREE))
         self._check_domains()
         if self.meet not in get_args(Meet):
             raise LayoutError(f"meet={self.meet!r} does not exist; available: {', '.join(get_args(Meet))}")
@@ -228,6 +237,7 @@ class ParallelSpec:
                 "encoder_group='world' needs one schedule cut over all replicas, which is not available yet; use "
                 "encoder_group='replica': media items are then routed over the ranks of their replica"
             )
+        self._check_media_presence()
         self._check_num_microbatches()
 
     def _check_domains(self) -> None:
@@ -248,15 +258,31 @@ class ParallelSpec:
         if llm is not None and llm.spread:
             raise LayoutError("the llm cannot be spread over pipeline ranks: use dp_size for replicas of it")
 
+    def _check_media_presence(self) -> None:
+        if self.media_presence not in get_args(MediaPresence):
+            raise LayoutError(
+                f"media_presence={shown(self.media_presence)} does not exist in a plan; available: "
+                f"{', '.join(get_args(MediaPresence))} (dummy media are added to batches by the loader, not planned)"
+            )
+        if self.media_presence == "aligned" and self.encoder_is_spread:
+            raise LayoutError(
+                "media_presence='aligned' needs an encoder that runs with its micro-batch; a spread one takes media "
+                "items from many: use encoder='own' or 'shared', or media_presence='any'"
+            )
+
     def _check_num_microbatches(self) -> None:
         both = "min_num_microbatches and num_microbatches_multiple: both are at least 1"
         for name in ("min_num_microbatches", "num_microbatches_multiple"):
-            object.__setattr__(self, name, _num_microbatches(name, getattr(self, name), below=both))
+            object.__setattr__(
+                self, name, microbatch_count(name, getattr(self, name), at_most=MAX_MICROBATCHES, below=both)
+            )
         minimum, multiple = self.min_num_microbatches, self.num_microbatches_multiple
         # A free number is at least this; the plan checks what it becomes.
         least = -(-minimum // multiple) * multiple
         if self.num_microbatches is not None:
-            fixed = _num_microbatches("num_microbatches", self.num_microbatches, below="a step has at least one")
+            fixed = microbatch_count(
+                "num_microbatches", self.num_microbatches, at_most=MAX_MICROBATCHES, below="a step has at least one"
+            )
             object.__setattr__(self, "num_microbatches", fixed)
             least = fixed
         check_num_cells(self.dp_size, least, self.num_stages)
@@ -264,7 +290,7 @@ class ParallelSpec:
             return
         if self.num_microbatches < minimum:
             raise LayoutError(f"num_microbatches={self.num_microbatches} is below the minimum of {minimum}")
-        _check_multiple(self.num_microbatches, multiple)
+        check_multiple(self.num_microbatches, multiple)
 
     @property
     def num_ranks(self) -> int:
@@ -331,7 +357,7 @@ class ParallelSpec:
         Raises:
             LayoutError: a degree below 1, or an unknown place of the encoder.
         """
-        pp_size = _degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
+        pp_size = degree("pp_size", pp_size, MAX_PIPELINE_RANKS)
         if encoder not in get_args(EncoderPlace):
             raise LayoutError(f"encoder={encoder!r} does not exist; available: {', '.join(get_args(EncoderPlace))}")
         everywhere = tuple(range(pp_size))
@@ -372,6 +398,54 @@ class ParallelSpec:
             meet=meet,
         )
 
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        pp_size: int = 1,
+        encoder: EncoderPlace = "own",
+        num_microbatches: int | None = None,
+        meet: Meet = "step",
+        media_presence: MediaPresence = "any",
+    ) -> "ParallelSpec":
+        """Replicas of `pp_size` ranks that fill the world torchrun has started (WORLD_SIZE).
+
+        Raises:
+            LayoutError: no WORLD_SIZE, a pp_size that does not divide it, or as `pipeline`.
+        """
+        layout = Layout.for_world(launched_world_size(), pp_size=pp_size)
+        made = cls.pipeline(
+            dp_size=layout.dp_size,
+            pp_size=layout.pp_size,
+            encoder=encoder,
+            num_microbatches=num_microbatches,
+            meet=meet,
+        )
+        return replace(made, media_presence=media_presence)
+
+    @classmethod
+    def from_mesh(
+        cls,
+        mesh: MeshLike,
+        *,
+        dp: Names = None,
+        pp: str | None = None,
+        encoder: EncoderPlace = "own",
+        num_microbatches: int | None = None,
+        meet: Meet = "step",
+        media_presence: MediaPresence = "any",
+    ) -> "ParallelSpec":
+        """The degrees of a torch DeviceMesh; `dp` and `pp` name its dims, see `balancer.mesh`.
+
+        Raises:
+            LayoutError: dims without names or with unknown ones, or as `pipeline`.
+        """
+        dp_size, pp_size = mesh_sizes(mesh, dp=dp, pp=pp)
+        made = cls.pipeline(
+            dp_size=dp_size, pp_size=pp_size, encoder=encoder, num_microbatches=num_microbatches, meet=meet
+        )
+        return replace(made, media_presence=media_presence)
+
 
 def check_num_cells(dp_size: int, num_microbatches: int, num_stages: int) -> None:
     """Refuse a step whose tables [R, M, S] nobody can hold, before one is made.
@@ -389,55 +463,3 @@ def check_num_cells(dp_size: int, num_microbatches: int, num_stages: int) -> Non
             f"dp_size={dp_size} x {num_microbatches} micro-batches x {num_stages} stages are "
             f"{dp_size * num_microbatches * num_stages} entries of a plan, at most {MAX_CELLS}: use fewer micro-batches"
         )
-
-
-def _degree(name: str, value: object, at_most: int) -> int:
-    return whole_number(
-        name,
-        value,
-        error=LayoutError,
-        below="a degree of parallelism is at least 1",
-        above=f"a degree of parallelism is at most {at_most} here",
-        at_least=1,
-        at_most=at_most,
-    )
-
-
-def _num_microbatches(name: str, value: object, *, below: str) -> int:
-    return whole_number(
-        name,
-        value,
-        error=LayoutError,
-        below=below,
-        above=f"a step has at most {MAX_MICROBATCHES} micro-batches",
-        at_least=1,
-        at_most=MAX_MICROBATCHES,
-    )
-
-
-def _chunks(domain: str, value: object) -> int:
-    return whole_number(
-        f"domain {domain}: num_chunks",
-        value,
-        error=LayoutError,
-        below="a domain has at least one chunk",
-        above=f"a domain has at most {MAX_STAGES} stages",
-        at_least=1,
-        at_most=MAX_STAGES,
-    )
-
-
-def _check_multiple(num_microbatches: int, multiple: int) -> None:
-    """Check a fixed number of micro-batches against its granularity.
-
-    Raises:
-        LayoutError: no multiple; the text has the arithmetic and the nearest ones.
-    """
-    whole, rest = divmod(num_microbatches, multiple)
-    if not rest:
-        return
-    nearest = f"{whole * multiple} or {(whole + 1) * multiple}" if whole else f"{multiple}"
-    raise LayoutError(
-        f"num_microbatches={num_microbatches} is no multiple of {multiple} "
-        f"({num_microbatches} = {whole} x {multiple} + {rest}); use {nearest}"
-    )

@@ -25,6 +25,7 @@ from balancer.placement_problem import placement_problem
 from balancer.plan import Capacities, Int32Array, StepPlan, digest_fields
 from balancer.plan_fields import WHOLE_FIELDS, dropped_field, text_field, whole_field
 from balancer.policies import Placement, PlacementProblem, Policy, get_policy
+from balancer.policies.aligned_media import with_aligned_media
 from balancer.policies.base import CellTimes, sum_over_cells
 from balancer.policies.empty_cells import without_empty_cells
 
@@ -138,6 +139,8 @@ def _inputs_digest(
             "stage_ranks": np.array(parallel.stage_ranks, dtype=np.int64),
             "stage_domains": ",".join(parallel.domain_of_stage),
             "meet": parallel.meet,
+            **({"fill_cells": 1} if parallel.fill_cells else {}),
+            **({"media_presence": parallel.media_presence} if parallel.media_presence != "any" else {}),
             **{f"capacity_{name}": limit for name, limit in capacities.limits()},
             "schedule": problem.schedule,
             "policy": policy,
@@ -164,8 +167,9 @@ def _baseline(problem: PlacementProblem) -> tuple[_Simulated, str]:
 
 
 def _placed(problem: PlacementProblem, policy: Policy) -> _Simulated:
-    """The policy's placement, simulated."""
+    """The policy's placement, without empty cells and with media where they are allowed, simulated."""
     placement = without_empty_cells(problem, policy.place(problem))
+    placement = with_aligned_media(problem, placement, balanced=policy.never_worse)
     times = problem.cell_times(placement)
     return _Simulated(placement=placement, times=times, makespan_ns=problem.makespan_ns(times))
 

@@ -153,6 +153,11 @@ class PlacementProblem:
         return self.parallel.dp_size
 
     @property
+    def fills_cells(self) -> bool:
+        """Whether every replica needs a sample in every micro-batch, so that one may take samples of others."""
+        return self.parallel.meet != "step" or self.parallel.fill_cells
+
+    @property
     def stage_ranks(self) -> tuple[int, ...]:
         """Pipeline rank of every stage, [S]; -1 for a spread one."""
         return self.parallel.stage_ranks

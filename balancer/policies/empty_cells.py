@@ -35,7 +35,7 @@ def without_empty_cells(problem: PlacementProblem, placement: Placement) -> Plac
         return placement
     time = total_over_stages(problem.forward_ns) + total_over_stages(problem.backward_ns)
     groups = _groups(placement, _with_gap(held))
-    if problem.parallel.meet != "step" and _is_short(held):
+    if problem.fills_cells and _is_short(held):
         everything = _groups(placement, np.ones(len(held), dtype=np.bool_))
         rows = np.concatenate([row for cells in everything.values() for row in cells])
         if bool((np.diff(rows) > 0).all()):
@@ -53,7 +53,7 @@ def can_fill(problem: PlacementProblem, held: Int64Array) -> bool:
     """Whether a cell is empty that should not be; held [R, M] are the samples of the cells."""
     if bool(held.all()):
         return False
-    return (problem.parallel.meet != "step" and _is_short(held)) or bool(_with_gap(held).any())
+    return (problem.fills_cells and _is_short(held)) or bool(_with_gap(held).any())
 
 
 def _is_short(held: Int64Array) -> bool:
