@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from balancer.plan_check import verify
     from balancer.planner import plan_step
     from balancer.records import StepRecord
+    from balancer.sample_dataset import SampleDataset
     from balancer.schedule import build_schedule
     from balancer.simulate import simulate
 
@@ -40,6 +41,7 @@ _HOME_OF = {
     "Layout": "balancer.layout",
     "MicroBatch": "balancer.batch",
     "ParallelSpec": "balancer.layout",
+    "SampleDataset": "balancer.sample_dataset",
     "StepCounts": "balancer.counts",
     "StepPlan": "balancer.plan",
     "StepRecord": "balancer.records",
@@ -58,6 +60,7 @@ __all__ = [
     "Layout",
     "MicroBatch",
     "ParallelSpec",
+    "SampleDataset",
     "StepCounts",
     "StepPlan",
     "StepRecord",

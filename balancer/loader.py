@@ -1,168 +1,86 @@
 """`BalancedDataLoader`: one changed line where torch's DataLoader stood, and every rank's batches cost the same.
 
-    costs [n]  --epoch order by seed-->  global batches of batch_size x dp_size  --plan_step-->  this rank's indices
+    costs  --BalancedBatchSampler: plan_step, on every rank alike-->  index lists of this rank
+           --torch's workers: dataset[i], collate-->                  batches of micro-batches
+           --agreement: one small collective per step-->              the step starts, or fails, on every rank
+           --> micro-batches, each with its step, its number, the step's label tokens
 
-Every rank computes the same plan from the costs, without communication. `batch_size` becomes the *mean* number of
-samples per rank: a rank with heavy samples gets fewer of them. A global batch holds the very samples it would hold
-without balancing; only who gets which changes. Price: batches of unequal length, so normalise the loss by the samples
-or tokens of the *global* batch, not per rank.
+`batch_size` becomes the *mean* number of samples per micro-batch and rank: a rank with heavy samples gets fewer. A step
+holds the very samples that it would hold without balancing; only who gets which changes. Prices: batches of unequal
+length, so divide a loss by the samples or tokens of the *step*; and a step is handed out when all its micro-batches are
+there, on every rank, which keeps M of them in memory.
 """
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, TypeVar, get_args
 
-import numpy as np
-import torch.distributed as dist
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
-from balancer.cost_model import CostModel, StageCost, StageTerms
-from balancer.counts import StepCounts
-from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanError
-from balancer.layout import Layout, ParallelSpec
-from balancer.plan import MAX_CAPACITY, Capacities
-from balancer.planner import DEFAULT_POLICY, plan_step
-from balancer.select import StepSelector
-from balancer.warm_up import warm_up_once
+from balancer.adapters.accelerate import AcceleratePrepared
+from balancer.agreement import Agreement
+from balancer.batch_sampler import BalancedBatchSampler, Costs, Draws, Oversize, check_sampler
+from balancer.cost_model import CostModel
+from balancer.errors import BalancerError
+from balancer.layout import Layout, Meet, ParallelSpec
+from balancer.loader_collate import MediaPresence, Output
+from balancer.loader_costs import loader_costs
+from balancer.loader_options import check_microbatches, check_of_torch, collate_for, prefetch_for, rounded_capacity
+from balancer.loader_report import LoaderReport, Tally
+from balancer.loader_state import resume, state_of
+from balancer.loader_steps import StepIterator
+from balancer.microbatch_info import MicroBatchInfo
+from balancer.planner import DEFAULT_POLICY
+from balancer.rank_sampler import RankSampler
 
 Sample_co = TypeVar("Sample_co", covariant=True)
-Costs = Sequence[int] | NDArray[Any] | Callable[[int], int | Sequence[int]]
-
-NUM_COST_COLUMNS = 2
-_FINEST_COST = 2.0**30
+YieldPer = Literal["microbatch", "step"]
 _logger = logging.getLogger(__name__)
-# The cost of a sample is what the caller says, in the caller's unit: one "nanosecond" per unit, nothing added.
-_AS_GIVEN = CostModel(
-    stages=(
-        StageCost(forward=StageTerms(per_patch_ns=1.0), backward=StageTerms()),
-        StageCost(forward=StageTerms(per_token_ns=1.0), backward=StageTerms()),
-    )
-)
+
+__all__ = ["BalancedBatchSampler", "BalancedDataLoader"]
 
 
-class BalancedBatchSampler(Sampler[list[int]]):
-    """Index batches of one DP rank, balanced over all ranks, for those who keep their own DataLoader.
+class BalancedDataLoader(AcceleratePrepared, DataLoader[Sample_co]):
+    """torch's DataLoader with batches balanced over DP ranks and micro-batches; map-style datasets.
+
+    Arguments up to `in_order` are DataLoader's, in its order and meaning, except that `batch_size` is a mean, that
+    `sampler` gives the order of all ranks together, and that `collate_fn` gets the samples of one micro-batch.
 
     Args:
-        costs: int [n], or [n, 2] for (encoder, LLM) cost; any unit, at least 0.
-        batch_size: mean samples per rank and batch.
-        layout: dp_size of it counts; None: the initialised process group as pure DP, else one process.
-        dp_rank: whose batches; None: this process's.
-        shuffle: a new order every epoch, from (seed, epoch).
-        drop_last: leave out a last global batch that is not full. Without it, only a rest of fewer samples than ranks
-            is left out, because every rank needs at least one.
+        parallel: replicas, and micro-batches per step: `ParallelSpec`, `Layout` or a torch DeviceMesh. None: the
+            initialised process group as pure data parallelism, else one process.
+        cost: cost of every sample, known without decoding it: numbers [n] or [n, 2] (encoder, LLM), a function of the
+            index, or a `CostModel` for the counts of `cost_index`. None: what the dataset knows, see
+            `balancer.loader_costs`.
+        cost_index: counts of every sample: a `CostIndex`, or columns by name (`llm_tokens`, `label_tokens`, ...).
+        capacity_tokens, capacity_patches: hard limits of a micro-batch. Without a fixed number of micro-batches a step
+            takes as many as it needs.
         policy: see `balancer.policies`.
+        meet: where ranks wait for one another: in every `microbatch`, or once a `step` (gradients accumulated without
+            synchronisation).
+        lookahead_steps: steps that exchange samples so that each costs the same; 1: none.
+        yield_per: hand out one `microbatch` after the other, or all of a `step` as a list.
+        output: without `collate_fn`: `batch` (`MicroBatch`, or torch's default for other samples), `dict`, or `hf`:
+            padding-free batches in transformers' spelling.
+        seed: of the order; with `shuffle`, order is a function of (seed, epoch).
+        oversize: samples above a capacity: `error` lists them at once, `drop` leaves them out and counts them.
+        align_tokens: packs of ours are filled up to a multiple of this with a zero-loss segment; `capacity_tokens` is
+            rounded down to one.
+        media_presence: `any`; `aligned`: in every micro-batch either all ranks have media or none; `dummy`: packs
+            without media get a smallest one of zeros. For models that hang where a rank skips its encoder.
+        loss_reduction: weights of label tokens in packs of ours, see `balancer.packed_cell`.
+        dp_rank: whose batches; None: this process's.
 
-    Raises:
-        BalancerError: costs of another shape or negative.
-        LayoutError: a dp_rank outside the layout.
-        PlanError: fewer samples than ranks.
-    """
-
-    def __init__(
-        self,
-        costs: Sequence[int] | NDArray[Any],
-        batch_size: int = 1,
-        *,
-        layout: Layout | None = None,
-        dp_rank: int | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        policy: str = DEFAULT_POLICY,
-        seed: int = 0,
-    ) -> None:
-        self._costs = _checked_costs(costs)
-        self._layout, self._dp_rank = _place(layout, dp_rank)
-        if batch_size < 1:
-            raise PlanError(f"batch_size={batch_size}: at least one sample per rank")
-        self._global_batch_size = batch_size * self._layout.dp_size
-        self._policy, self._seed = policy, seed
-        num_samples = len(self._costs)
-        rest = num_samples % self._global_batch_size
-        self._num_dropped = rest if drop_last or rest < self._layout.dp_size else 0
-        self._selector = StepSelector(
-            np.arange(num_samples), seed=seed, global_batch_size=self._global_batch_size, shuffle=shuffle
-        )
-        self._epoch = 0
-        if len(self) == 0:
-            raise PlanError(
-                f"{num_samples} samples do not give each of {self._layout.dp_size} ranks one; use fewer ranks or "
-                f"drop_last=False with a smaller batch_size (now {batch_size})"
-            )
-        if self._num_dropped:
-            _logger.info("%d of %d samples are left out of every epoch", self._num_dropped, num_samples)
-        warm_up_once()  # here rather than in the first step, where other ranks would wait for this one
-
-    def __len__(self) -> int:
-        """Batches per epoch, the same on every rank."""
-        steps = self._selector.steps_per_epoch
-        return steps - 1 if self._num_dropped else steps
-
-    @property
-    def num_dropped(self) -> int:
-        """Samples of each epoch that no rank sees."""
-        return self._num_dropped
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration yields."""
-        return self._epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; without it epochs advance by themselves."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epoch
-        self._epoch += 1
-        for number in range(len(self)):
-            where, ids = self._selector.step_ids(epoch * self._selector.steps_per_epoch + number)
-            costs = self._costs[ids]
-            nothing = np.zeros(len(ids), dtype=np.int64)
-            plan = plan_step(
-                StepCounts(
-                    sample_ids=ids,
-                    # Zero-cost samples weigh one unit, or they could all end up on one rank.
-                    llm_tokens=np.maximum(costs[:, 1], 1),
-                    patches=costs[:, 0],
-                    label_tokens=nothing,
-                    visual_tokens=nothing,
-                    num_items=nothing,
-                    full_total_sq=nothing,
-                    window_total_sq=nothing,
-                ),
-                parallel=ParallelSpec.of(self._layout, num_microbatches=1),
-                cost_model=_AS_GIVEN,
-                capacities=Capacities(tokens=min(MAX_CAPACITY, int(np.maximum(costs[:, 1], 1).sum()))),
-                policy=self._policy,
-                seed=self._seed,
-                step=where.step,
-                epoch=where.epoch,
-                cursor=where.cursor,
-            )
-            if not plan.num_samples.all():
-                raise PlanError(
-                    f"policy {self._policy!r} left a rank without a sample; choose joint, lpt or sequential"
-                )
-            yield plan.members(self._dp_rank, 0).tolist()
-
-
-class BalancedDataLoader(DataLoader[Sample_co]):
-    """torch's DataLoader with batches balanced over DP ranks; map-style datasets.
-
-    Arguments up to `persistent_workers` are DataLoader's, in its order and meaning, except that `batch_size` is a mean.
-
-    Args:
-        cost: cost of every sample, known without decoding it: an array [n] or [n, 2] (encoder, LLM), or a function of
-            the index. None: `dataset.cost(i)`.
-        parallel, dp_rank: see `BalancedBatchSampler`.
-        policy, seed: see `BalancedBatchSampler`.
+    Attributes:
+        current: what the batch that was handed out last is to its step; None before the first.
 
     Raises:
         MissingCostError: no cost; the text shows the line to add.
-        BalancerError: an iterable dataset, or a sampler beside the balancing one.
+        BalancerError: options that do not go together.
+        LayoutError, PlanError, OversizeError: see `BalancedBatchSampler`.
+        RankError: while iterating: loading failed on some rank; the same on every rank, at the same step.
     """
 
     def __init__(  # noqa: PLR0917  (DataLoader's own order of arguments)
@@ -170,7 +88,7 @@ class BalancedDataLoader(DataLoader[Sample_co]):
         dataset: Dataset[Sample_co],
         batch_size: int = 1,
         shuffle: bool | None = None,
-        sampler: None = None,
+        sampler: Iterable[int] | None = None,
         batch_sampler: None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Sample_co]], Any] | None = None,
@@ -183,98 +101,183 @@ class BalancedDataLoader(DataLoader[Sample_co]):
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
-        cost: Costs | None = None,
-        parallel: Layout | None = None,
-        dp_rank: int | None = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        parallel: ParallelSpec | Layout | Any = None,
+        cost: Costs | CostModel | None = None,
+        cost_index: Any = None,
+        capacity_tokens: int | None = None,
+        capacity_patches: int | None = None,
         policy: str = DEFAULT_POLICY,
+        meet: Meet = "microbatch",
+        lookahead_steps: int = 1,
+        yield_per: YieldPer = "microbatch",
+        output: Output = "batch",
         seed: int = 0,
+        oversize: Oversize = "error",
+        align_tokens: int = 1,
+        media_presence: MediaPresence = "any",
+        loss_reduction: str = "token_mean",
+        dp_rank: int | None = None,
     ) -> None:
-        if sampler is not None or batch_sampler is not None:
-            raise BalancerError(
-                "BalancedDataLoader decides which rank gets which sample, so it takes no sampler; leave out "
-                "DistributedSampler and the like and pass shuffle=, seed= and, if need be, parallel="
-            )
-        if isinstance(dataset, IterableDataset):
-            raise BalancerError("an IterableDataset has no index to plan with; use a map-style dataset (len and [i])")
+        check_of_torch(dataset, batch_size=batch_size, batch_sampler=batch_sampler, in_order=in_order)
+        check_sampler(sampler, shuffle=bool(shuffle))
+        if yield_per not in get_args(YieldPer):
+            raise BalancerError(f"yield_per={yield_per!r}: choose one of {', '.join(get_args(YieldPer))}")
+        collate, packs = collate_for(
+            dataset,
+            collate_fn,
+            output=output,
+            align_tokens=align_tokens,
+            media_presence=media_presence,
+            loss_reduction=loss_reduction,
+        )
+        known = loader_costs(dataset, cost=cost, cost_index=cost_index)
+        balanced = BalancedBatchSampler(
+            known,
+            batch_size,
+            sampler=sampler,
+            parallel=parallel,
+            dp_rank=dp_rank,
+            shuffle=bool(shuffle),
+            drop_last=drop_last,
+            capacity_tokens=rounded_capacity(capacity_tokens, align_tokens),
+            capacity_patches=capacity_patches,
+            policy=policy,
+            meet=meet,
+            lookahead_steps=lookahead_steps,
+            oversize=oversize,
+            seed=seed,
+            media_presence="aligned" if media_presence == "aligned" else "any",
+            may_be_empty=packs,
+            defers_errors=True,
+        )
+        fixed = balanced.options.spec.num_microbatches
+        check_microbatches(fixed, output=output)
+        more: dict[str, Any] = {"pin_memory_device": pin_memory_device} if pin_memory_device else {}
         super().__init__(
             dataset,
-            batch_sampler=BalancedBatchSampler(
-                _costs_of(dataset, cost),
-                batch_size,
-                layout=parallel,
-                dp_rank=dp_rank,
-                shuffle=bool(shuffle),
-                drop_last=drop_last,
-                policy=policy,
-                seed=seed,
-            ),
+            batch_sampler=balanced,
             num_workers=num_workers,
-            collate_fn=collate_fn,
+            collate_fn=collate,
             pin_memory=pin_memory,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=prefetch_for(fixed, num_workers=num_workers, given=prefetch_factor),
             persistent_workers=persistent_workers,
+            **more,
+        )
+        # What DataLoader clears beside a batch sampler, but libraries read.
+        for name, value in (
+            ("batch_size", batch_size),
+            ("drop_last", drop_last),
+            ("sampler", RankSampler(balanced, dataset)),
+        ):
+            object.__setattr__(self, name, value)
+        self.balanced = balanced
+        self.current: MicroBatchInfo | None = None
+        self._yield_per, self._output = yield_per, output
+        self._labels_known = known.labels_known
+        self._agreement = Agreement(world_size=balanced.place.world_size, dp_size=balanced.place.spec.dp_size)
+        self._tally = Tally()
+        self._running: weakref.ref[StepIterator] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return StepIterator(
+            self,
+            agreement=self._agreement,
+            output=self._output,
+            whole_steps=self._yield_per == "step",
+            labels_known=self._labels_known,
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; without it epochs advance by themselves."""
-        cast("BalancedBatchSampler", self.batch_sampler).set_epoch(epoch)
+    def begin_pass(self, steps: StepIterator) -> tuple[Iterator[Any], Draws, Tally]:
+        """For `StepIterator`: torch's iterator over the next epoch, what it draws, and where to count."""
+        before = None if self._running is None else self._running()
+        if before is not None and self.persistent_workers:  # torch has one iterator, which serves the newest pass
+            before.is_over = True
+        self._running = weakref.ref(steps)  # not kept: an iterator that is let go ends its workers
+        inner = super().__iter__()
+        draws = self.balanced.latest
+        if draws is None:
+            raise BalancerError("torch's DataLoader did not ask for batches; this version of torch is not supported")
+        draws.begin()
+        self.balanced.reached, self._tally = (draws.epoch, draws.start), Tally(epoch=draws.epoch)
+        return inner, draws, self._tally
+
+    def __len__(self) -> int:
+        """What one iteration of an epoch from its start hands out, the same on every rank: micro-batches, or steps.
+
+        Raises:
+            TypeError: micro-batches of which every step has as many as it needs.
+        """
+        return self.steps_per_epoch if self._yield_per == "step" else len(self.balanced)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.balanced.steps_per_epoch
+
+    @property
+    def num_microbatches(self) -> int | None:
+        """Micro-batches of a step and rank; None: as many as each step needs. A short last step may have fewer."""
+        return self.balanced.options.spec.num_microbatches
 
     @property
     def num_dropped(self) -> int:
-        """Samples of each epoch that no rank sees."""
-        return cast("BalancedBatchSampler", self.batch_sampler).num_dropped
+        """Samples that the end of each epoch leaves out."""
+        return self.balanced.num_dropped
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self.balanced.epoch
 
-def _costs_of(dataset: Any, cost: Costs | None) -> NDArray[Any]:
-    if cost is None:
-        cost = getattr(dataset, "cost", None)
-        if cost is None:
-            raise MissingCostError(
-                "no cost is known for these samples. Add cost=lengths (one number per sample, e.g. its tokens), or "
-                "give the dataset a method cost(i) that does not decode the sample"
-            )
-    if not callable(cost):
-        given = np.asarray(cost)
-        if len(given) != len(dataset):
-            raise BalancerError(f"cost has {len(given)} entries for {len(dataset)} samples")
-        return given
-    return np.array([cost(i) for i in range(len(dataset))])
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; without it epochs advance by themselves."""
+        self.balanced.set_epoch(epoch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, see `balancer.loader_state`."""
+        epoch, step = self.balanced.reached or (self.balanced.epoch, self.balanced.next_step)
+        return state_of(self.balanced, self.balanced.plans(epoch), epoch=epoch, step=step)
 
-def _checked_costs(costs: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    array = np.asarray(costs)
-    if array.ndim == 1:
-        array = np.stack([np.zeros_like(array), array], axis=1)
-    if array.ndim != 2 or array.shape[1] != NUM_COST_COLUMNS or not np.issubdtype(array.dtype, np.number):
-        raise BalancerError(f"costs have shape {np.shape(costs)}; expected numbers [n], or [n, 2] for (encoder, LLM)")
-    if len(array) and not (np.isfinite(array).all() and array.min() >= 0):
-        raise BalancerError("costs are finite and not negative; the smallest is " + str(array.min()))
-    if not np.issubdtype(array.dtype, np.integer) and (array != np.rint(array)).any():
-        # Fractions (seconds, say) would be lost in whole numbers; only ratios matter, so the unit is made finer.
-        array = array * (_FINEST_COST / array.max())
-    rounded: NDArray[np.int64] = np.rint(array).astype(np.int64)
-    return rounded
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a saved position with the next iteration.
 
+        Raises:
+            LoaderStateError: a position that this loader cannot go on from.
+        """
+        resume(self.balanced, state_dict)
 
-def _place(layout: Layout | None, dp_rank: int | None) -> tuple[Layout, int]:
-    joined = dist.is_available() and dist.is_initialized()
-    launched = dist.is_available() and dist.is_torchelastic_launched() and os.environ.get("WORLD_SIZE", "1") != "1"
-    if not joined and dp_rank is None and (launched if layout is None else layout.dp_size > 1):
-        raise LayoutError(
-            "which rank this is cannot be known: there is no process group yet. Call torch.distributed."
-            "init_process_group before making the loader, or pass parallel= and dp_rank="
+    def report(self) -> LoaderReport:
+        """What the current epoch has held so far."""
+        return self._tally.report(
+            samples_left_out=self.balanced.plans(self._tally.epoch).num_dropped,
+            samples_unusable=len(self.balanced.eligible.dropped),
         )
-    if layout is None:
-        layout = Layout(dp_size=dist.get_world_size() if joined else 1)
-        if not joined:
-            _logger.info("no process group: balancing for one process (initialise it first, or pass parallel=)")
-    if dp_rank is None:
-        dp_rank = layout.coordinates(dist.get_rank())[0] if joined else 0
-    if not 0 <= dp_rank < layout.dp_size:
-        raise LayoutError(f"dp_rank={dp_rank} is outside dp_size={layout.dp_size}")
-    # Batches go to replicas; how a replica splits the model is no matter here.
-    return Layout(dp_size=layout.dp_size), dp_rank
+
+    def close(self) -> None:
+        """End workers and planning; the loader may be iterated again."""
+        running = None if self._running is None else self._running()
+        if running is not None:
+            running.close()
+        workers = getattr(self, "_iterator", None)
+        if workers is not None and hasattr(workers, "_shutdown_workers"):
+            workers._shutdown_workers()
+            self._iterator = None
+
+    def __enter__(self) -> "BalancedDataLoader[Sample_co]":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def epoch_ended(self) -> None:
+        """For `StepIterator`: the pass has handed out everything."""
+        self.balanced.reached = None
+        _logger.info("%s", self.report().text())

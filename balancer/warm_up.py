@@ -5,7 +5,7 @@ kind are planned: one pipeline rank, a pipeline, an encoder spread over it, repl
 What a policy runs only where its first answer leaves much to gain is called by name, as no small step is sure to ask
 for it.
 
-Price: half a minute of one core on the first start of an installation, 20 s where no pipeline is planned; later
+Price: half a minute of one core on the first start of an installation, 24 s where no pipeline is planned; later
 0.4 s. The local searches of `joint` take most of it (`joint_core.shorten` 5 s, `joint_even` 4 s), then
 packing under several capacities and exchanges between cells (3 and 2 s).
 """

@@ -20,7 +20,7 @@ weights have no place in these batches: a loss is the mean over label tokens, su
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -120,6 +120,11 @@ class HfCollate:
 def count_labels(batch: Mapping[str, Any]) -> int:
     """Label tokens of a batch of `HfCollate`: those a loss sums over, as the first one of each sample is -100."""
     return int((batch["labels"] != IGNORED_LABEL).sum())
+
+
+def is_flat(batch: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether this is a batch of `HfCollate`."""
+    return isinstance(batch, Mapping) and {"cu_seq_lens_q", "labels"} <= batch.keys()
 
 
 def num_tail_tokens(batch: Mapping[str, Any], num_samples: int) -> int:

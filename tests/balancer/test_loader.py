@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler  # noqa: E402
+from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from balancer import BalancedDataLoader as ExportedLoader  # noqa: E402
 from balancer.errors import BalancerError, LayoutError, MissingCostError, PlanError  # noqa: E402
@@ -57,6 +58,14 @@ class Stream(IterableDataset[int]):
         return iter(range(4))
 
 
+def of_four(**options: Any) -> BalancedDataLoader[int]:
+    return BalancedDataLoader(Texts(skewed(4)), **options)
+
+
+def share_of_a_rank() -> DistributedSampler[int]:
+    return DistributedSampler(Texts(skewed(4)), num_replicas=2, rank=0)
+
+
 def loaders(dataset: Dataset[int], dp_size: int, **options: Any) -> list[BalancedDataLoader[int]]:
     layout = Layout(dp_size=dp_size)
     return [BalancedDataLoader(dataset, parallel=layout, dp_rank=rank, **options) for rank in range(dp_size)]
@@ -86,7 +95,7 @@ def test_a_global_batch_holds_the_samples_of_the_unbalanced_order_split_over_the
     costs = skewed(num_samples, seed)
     samplers = [
         BalancedBatchSampler(
-            costs, batch_size, layout=Layout(dp_size=dp_size), dp_rank=rank,
+            costs, batch_size, parallel=Layout(dp_size=dp_size), dp_rank=rank,
             shuffle=shuffle, drop_last=drop_last, policy=policy, seed=seed,
         )
         for rank in range(dp_size)
@@ -108,7 +117,9 @@ def test_a_global_batch_holds_the_samples_of_the_unbalanced_order_split_over_the
 @given(costs=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=12))
 def test_encoder_and_llm_costs_never_leave_a_rank_without_a_sample(costs: list[tuple[int, int]]) -> None:
     layout = Layout(dp_size=2)
-    parts = [list(BalancedBatchSampler(np.array(costs), len(costs), layout=layout, dp_rank=rank)) for rank in range(2)]
+    parts = [
+        list(BalancedBatchSampler(np.array(costs), len(costs), parallel=layout, dp_rank=rank)) for rank in range(2)
+    ]
     assert [len(part) for part in parts] == [1, 1]
     assert sorted(parts[0][0] + parts[1][0]) == list(range(len(costs)))
 
@@ -190,16 +201,18 @@ def test_free_samples_are_spread_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: BalancedDataLoader(Texts(skewed(4)), sampler=SequentialSampler(range(4))), BalancerError, "sampler"),  # type: ignore[arg-type]
-        (lambda: BalancedDataLoader(Texts(skewed(4)), batch_sampler=[[0]]), BalancerError, "DistributedSampler"),  # type: ignore[arg-type]
+        (lambda: of_four(sampler=share_of_a_rank()), BalancerError, "rank its own share.*pass shuffle= and seed="),
+        (lambda: of_four(sampler=SequentialSampler(range(4)), shuffle=True), BalancerError, "exclude each other"),
+        (lambda: of_four(sampler=7), BalancerError, "sampler=7 is no iterable of indices"),
+        (lambda: of_four(batch_sampler=[[0]]), BalancerError, "DistributedSampler"),
         (lambda: BalancedDataLoader(Stream()), BalancerError, "no index to plan with"),
         (lambda: BalancedDataLoader(WithoutCost(), cost=[1, 2]), BalancerError, "2 entries for 10 samples"),
         (lambda: BalancedBatchSampler([3, -1]), BalancerError, "the smallest is -1"),
         (lambda: BalancedBatchSampler([1.0, float("nan")]), BalancerError, "finite"),
         (lambda: BalancedBatchSampler(np.ones((4, 3))), BalancerError, r"shape \(4, 3\)"),
         (lambda: BalancedBatchSampler([1, 2], 0), PlanError, "batch_size=0"),
-        (lambda: BalancedBatchSampler([1, 2], layout=Layout(dp_size=2), dp_rank=2), LayoutError, "dp_rank=2 is"),
-        (lambda: BalancedBatchSampler([1], layout=Layout(dp_size=2), dp_rank=0), PlanError, "do not give each of 2"),
+        (lambda: BalancedBatchSampler([1, 2], parallel=Layout(dp_size=2), dp_rank=2), LayoutError, "dp_rank=2 is"),
+        (lambda: BalancedBatchSampler([1], parallel=Layout(dp_size=2), dp_rank=0), PlanError, "do not give each of 2"),
         (lambda: BalancedBatchSampler([1, 2, 3], 4, drop_last=True), PlanError, "do not give each"),
         (lambda: BalancedBatchSampler([]), PlanError, "no samples"),
     ],
@@ -221,5 +234,5 @@ def test_a_rank_that_cannot_be_known_is_not_guessed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pipeline_layout_counts_replicas_only() -> None:
-    sampler = BalancedBatchSampler(skewed(12), 2, layout=Layout(dp_size=2, pp_size=3), dp_rank=1)
+    sampler = BalancedBatchSampler(skewed(12), 2, parallel=Layout(dp_size=2, pp_size=3), dp_rank=1)
     assert len(sampler) == 3
