@@ -23,6 +23,9 @@ from balancer.microbatch_info import MicroBatchInfo
 if TYPE_CHECKING:
     from balancer.loader import BalancedDataLoader
 
+# How torch's messages begin where it lost a batch; what a dataset raises in a worker begins with "Caught".
+_LOST = ("DataLoader ", "Pin memory thread ")
+
 
 class StepIterator(Iterator[Any]):
     """What `iter(loader)` gives.
@@ -85,7 +88,10 @@ class StepIterator(Iterator[Any]):
 
     def _begin(self) -> None:
         loader = self._loader
-        self._batches, self._draws, self._tally = loader.begin_pass(self)
+        try:
+            self._batches, self._draws, self._tally = loader.begin_pass(self)
+        except Exception as error:  # a sampler that fails, workers that do not start
+            self._fail(error)
         counted = 1 if self._whole_steps else loader.num_microbatches
         self._accelerate = begin_pass(loader, self, num_microbatches=counted, non_blocking=loader.pin_memory)
         self._begun = True
@@ -109,7 +115,7 @@ class StepIterator(Iterator[Any]):
             except Exception as raised:  # carried to the agreement, where every rank raises it
                 error = error or raised
                 if not self._draws.drawn:
-                    self._end(error)
+                    self._fail(error)
             drawn.append(self._draws.drawn.popleft())
         first = drawn[0]
         loaded = time.perf_counter()
@@ -159,7 +165,7 @@ class StepIterator(Iterator[Any]):
                 return next(self._batches)
             except RuntimeError as error:
                 # torch says so where no batch came, which it may still hand out later, in place of another one.
-                if not str(error).startswith("DataLoader "):
+                if not str(error).startswith(_LOST):
                     raise
                 self._lost = error
         if not self._draws.drawn:
@@ -168,12 +174,17 @@ class StepIterator(Iterator[Any]):
 
     def _end(self, error: Exception | None) -> NoReturn:
         """There is no next step: raises StopIteration, or why it could not go on."""
-        self.is_over = True
-        if error is not None and not isinstance(error, PlanError):  # plans fail alike everywhere, other things may not
-            unknown = "0" * 64
-            self._agreement.agree(error, None, (unknown, unknown), doing=lambda: "beginning a step")
         if error is not None:
-            raise error
+            self._fail(error)
+        self.is_over = True
         self._loader.epoch_ended()
         self._accelerate.end()
         raise StopIteration
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Raise what keeps this rank, and so all of them, from the next step."""
+        self.is_over = True
+        if not isinstance(error, PlanError):  # plans fail alike everywhere, other things may not
+            unknown = "0" * 64
+            self._agreement.agree(error, None, (unknown, unknown), doing=lambda: "beginning a step")
+        raise error
