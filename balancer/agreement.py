@@ -1,8 +1,9 @@
 """One small collective per step, so that no rank starts a step that another one cannot run.
 
-    every rank: (failed, label tokens, digest of inputs and plan) int64 [4]  --all-gather, gloo-->  [R, 4] on every rank
+    every rank: (failed, label tokens, replica, digests of inputs and plan) int64 [5]  --all-gather, gloo-->  [R, 5]
         some rank failed        the same RankError on every rank, with that rank's text
         digests differ          the same PlanMismatchError on every rank
+        replicas are not shared out evenly      the same LayoutError on every rank
         else                    the step's label tokens over all ranks
 
 Ranks have to come here equally often, which plans see to: every rank has the same steps. The group is a gloo group of
@@ -14,8 +15,10 @@ of in the first collective of the step.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch.distributed as dist
 
+from balancer.errors import LayoutError
 from balancer.exchange import RankGroup
 from balancer.plan import require_same
 
@@ -27,13 +30,11 @@ class Agreement:
 
     Args:
         world_size: processes; 1: alone, errors are raised as they are.
-        dp_size: replicas among them; ranks of one replica load the same and count once.
+        dp_size, dp_rank: replicas among them, and this rank's; ranks of one replica load the same and count once.
     """
 
-    def __init__(self, *, world_size: int, dp_size: int) -> None:
-        self._ranks_per_replica = max(1, world_size // dp_size)
-        self._alone = world_size == 1
-        self._ranks: RankGroup | None = None
+    def __init__(self, *, world_size: int, dp_size: int, dp_rank: int) -> None:
+        self._alone, self._dp_size, self._dp_rank = world_size == 1, dp_size, dp_rank
 
     def agree(
         self,
@@ -53,24 +54,26 @@ class Agreement:
         Raises:
             RankError: some rank met an error. Alone, the error itself.
             PlanMismatchError: ranks planned from other inputs, or made other plans.
+        LayoutError: two ranks take themselves for the same replica, or nobody for one.
         """
         if self._alone:
             if error is not None:
                 raise error
             return label_tokens
-        ranks = self._group()
+        ranks = RankGroup(_world_over_gloo())
         own = [int(digest[:_WORDS], 16) for digest in digests]
-        told = ranks.gather_numbers([error is not None, -1 if label_tokens is None else label_tokens, *own])
+        labels = -1 if label_tokens is None else label_tokens
+        told = ranks.gather_numbers([error is not None, labels, self._dp_rank, *own])
         ranks.raise_together(told[:, 0].tolist(), error, doing())
-        if (told[:, 2:] != told[0, 2:]).any():
+        if (told[:, 3:] != told[0, 3:]).any():
             require_same([tuple(text.split()) for text in ranks.gather_texts(" ".join(digests))])  # type: ignore[misc]
-        labels = told[:, 1]
-        return None if (labels < 0).any() else int(labels.sum()) // self._ranks_per_replica
-
-    def _group(self) -> RankGroup:
-        if self._ranks is None:
-            self._ranks = RankGroup(_world_over_gloo())
-        return self._ranks
+        replicas, first, shares = np.unique(told[:, 2], return_index=True, return_counts=True)
+        if len(replicas) != self._dp_size or (shares != shares[0]).any():
+            raise LayoutError(
+                f"the ranks load for the replicas {told[:, 2].tolist()}, in rank order, of dp_size={self._dp_size}: "
+                f"each replica needs equally many ranks; pass each rank its own dp_rank=, or none"
+            )
+        return None if (told[:, 1] < 0).any() else int(told[first, 1].sum())
 
 
 _made: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []

@@ -29,6 +29,7 @@ from balancer.loader_place import Place, place_of
 from balancer.plan import MAX_CAPACITY, Capacities, StepPlan, digest_fields
 from balancer.plan_ahead import made_ahead
 from balancer.planner import DEFAULT_POLICY
+from balancer.policies import get_policy
 from balancer.select import eligible_ids
 from balancer.warm_up import warm_up_once
 
@@ -200,6 +201,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         check_sampler(sampler, shuffle=shuffle)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise PlanError(f"batch_size={batch_size}: at least one sample per rank")
+        get_policy(policy)  # a name that does not exist is told here
         if oversize not in get_args(Oversize):
             raise PlanError(f"oversize={oversize!r}: choose 'error' or 'drop'")
         self.costs = known

@@ -109,7 +109,7 @@ class RankGroup:
             return
         if self._group is None and error is not None:
             raise error
-        said = "" if error is None else f"{type(error).__name__}: {error}"
+        said = "" if error is None else "\n".join([f"{type(error).__name__}: {error}", *_notes(error)])
         texts = self.gather_texts(said.encode("utf-8", "backslashreplace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore"))
         lines = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if failed[rank]]
         raise RankError(f"{doing} failed on {len(lines)} of {self.size} ranks:\n" + "\n".join(lines)) from error
@@ -166,6 +166,10 @@ class RankGroup:
         self.counters.sent_bytes += len(out)
         self.counters.received_bytes += len(got)
         self.counters.rounds += 1
+
+
+def _notes(error: Exception) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
 
 
 def rounds(between: Int64Array, rank: int, *, round_bytes: int) -> list[tuple[Int64Array, Int64Array]]:

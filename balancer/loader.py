@@ -180,7 +180,8 @@ class BalancedDataLoader(AcceleratePrepared, DataLoader[Sample_co]):
         self.current: MicroBatchInfo | None = None
         self._yield_per, self._output = yield_per, output
         self._labels_known = known.labels_known
-        self._agreement = Agreement(world_size=balanced.place.world_size, dp_size=balanced.place.spec.dp_size)
+        place = balanced.place
+        self._agreement = Agreement(world_size=place.world_size, dp_size=place.spec.dp_size, dp_rank=place.dp_rank)
         self._tally = Tally()
         self._running: weakref.ref[StepIterator] | None = None
 

@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset
 from balancer.errors import BalancerError
 from balancer.loader_collate import Collate, MediaPresence, Output
 from balancer.sample_dataset import SampleDataset
+from balancer.weights import LOSS_REDUCTIONS
 
 
 def collate_for(
@@ -27,6 +28,8 @@ def collate_for(
     for name, value, allowed in (("output", output, Output), ("media_presence", media_presence, MediaPresence)):
         if value not in get_args(allowed):
             raise BalancerError(f"{name}={value!r}: choose one of {', '.join(get_args(allowed))}")
+    if loss_reduction not in LOSS_REDUCTIONS:
+        raise BalancerError(f"loss_reduction={loss_reduction!r}: choose one of {', '.join(LOSS_REDUCTIONS)}")
     if isinstance(align_tokens, bool) or not isinstance(align_tokens, int) or align_tokens < 1:
         raise BalancerError(f"align_tokens={align_tokens}: at least 1")
     if output == "hf":

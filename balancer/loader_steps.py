@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from balancer.loader import BalancedDataLoader
 
 # How torch's messages begin where it lost a batch; what a dataset raises in a worker begins with "Caught".
+_MAX_LISTED = 16
 _LOST = ("DataLoader ", "Pin memory thread ")
 
 
@@ -62,10 +63,16 @@ class StepIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if self.is_over:
             raise StopIteration
-        if not self._begun:
-            self._begin()
-        if not self._ready:
-            self._take_step()
+        try:
+            if not self._begun:
+                self._begin()
+            if not self._ready:
+                self._take_step()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt inside a step: what is left of it must not pass for the next one
+            self.is_over = True
+            raise
         if self._whole_steps:
             taken = list(self._ready)
             self._ready.clear()
@@ -107,19 +114,25 @@ class StepIterator(Iterator[Any]):
         """Load the micro-batches of the next step, and agree."""
         tally, started = self._tally, time.perf_counter()
         batches, drawn, error = [], list[Drawn](), None
+        labels: list[int | None] = []
         while not drawn or len(drawn) < drawn[0].plan.num_microbatches:
             try:
                 batches.append(self._load())
-            except StopIteration:
-                self._end(self._draws.error)
+                labels.append(label_tokens_of(batches[-1]))
             except Exception as raised:  # carried to the agreement, where every rank raises it
-                error = error or raised
+                stopped = isinstance(raised, StopIteration)
+                if not self._draws.drawn and stopped:
+                    self._end(self._draws.error)
                 if not self._draws.drawn:
-                    self._fail(error)
+                    self._fail(raised)
+                met = _not_the_end(raised) if stopped else raised
+                if met is not self._lost:  # which comes again in every step
+                    met.add_note(f"while loading samples {_listed(self._draws.drawn[0].indices)}")
+                error = error or met
             drawn.append(self._draws.drawn.popleft())
         first = drawn[0]
         loaded = time.perf_counter()
-        total = self._agreed(first, batches, error)
+        total = self._agreed(first, labels, error)
         tally.data_wait_ms += (loaded - started) * 1e3
         tally.agreement_wait_ms += (time.perf_counter() - loaded) * 1e3
         tally.add(
@@ -132,14 +145,13 @@ class StepIterator(Iterator[Any]):
             info = self._info(cell, total)
             self._ready.append((as_output(batch, info, self._output), info))
 
-    def _agreed(self, first: Drawn, batches: list[Any], error: Exception | None) -> int | None:
-        """Label tokens of the step over all ranks, or what any of them met."""
-        own = [label_tokens_of(batch) for batch in batches]
-        known = [count for count in own if count is not None]
+    def _agreed(self, first: Drawn, labels: list[int | None], error: Exception | None) -> int | None:
+        """Label tokens of the step over all ranks, or what any of them met; `labels` are those of the micro-batches."""
+        known = [count for count in labels if count is not None]
         plan = first.plan
         total = self._agreement.agree(
             error,
-            sum(known) if known and len(known) == len(own) else None,
+            sum(known) if known and len(known) == len(labels) else None,
             first.digests,
             doing=lambda: f"loading step {first.step} of epoch {first.epoch}",
         )
@@ -188,3 +200,14 @@ class StepIterator(Iterator[Any]):
             unknown = "0" * 64
             self._agreement.agree(error, None, (unknown, unknown), doing=lambda: "beginning a step")
         raise error
+
+
+def _not_the_end(raised: Exception) -> Exception:
+    """A dataset or a collate_fn let a StopIteration out, which is no end of the epoch."""
+    error = RuntimeError("a sample could not be loaded: the dataset or collate_fn raised StopIteration")
+    error.__cause__ = raised
+    return error
+
+
+def _listed(indices: list[int]) -> str:
+    return ", ".join(map(str, indices[:_MAX_LISTED])) + (", ..." if len(indices) > _MAX_LISTED else "")

@@ -20,12 +20,13 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
 from balancer.sample_reader import SampleReader
 from dataloaders.counts import MediaKind
 from dataloaders.decode import PixelConfig
 from dataloaders.encoder import ByteEncoder, RecordEncoder
+from dataloaders.errors import DataError
 from dataloaders.estimators import estimator_from_config
 from dataloaders.index import CostIndex
 from dataloaders.open_source import open_source
@@ -38,6 +39,9 @@ from dataloaders.template_encoder import TemplateEncoder
 from dataloaders.tokenizer import Special
 
 Model: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+BadRecords = Literal["error", "skip"]
+
+_MAX_LISTED = 10
 
 # What a folder with a tokenizer has at least one of; which of them are needed says `TemplateEncoder.from_folder`.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -134,6 +138,7 @@ class SampleDataset:
         members: Path | None = None,
         apply_orientation: bool = True,
         unfit: Unfit = "skip",
+        bad_records: BadRecords = "error",
         video_decoder: str = "auto",
         workers: int | None = 1,
         progress: Callable[[int, int], None] | None = None,
@@ -148,13 +153,18 @@ class SampleDataset:
             encoder: tokens of texts, with a `train_on` of its own; None: chat template and tokenizer of the model
                 folder, or bytes where it has none.
             apply_orientation, unfit, workers, progress: as in `dataloaders.build_index`.
+            bad_records: samples that the scan finds unusable (a missing or damaged file, a record that makes no sense):
+                `error` lists them, `skip` leaves them out with a warning.
             video_decoder: see `SampleReader`.
 
         Raises:
-            DataError: no such model, one whose samples cannot be loaded, or unfit media under `unfit="error"`.
+            DataError: no such model, one whose samples cannot be loaded, unfit media under `unfit="error"`, or unusable
+                samples under `bad_records="error"`.
             SourceError, OSError: data that are missing, of no known kind, or unreadable.
             IndexFormatError: `index` is a folder of something else, or cannot be written.
         """
+        if bad_records not in get_args(BadRecords):
+            raise DataError(f"bad_records={bad_records!r}: choose one of {', '.join(get_args(BadRecords))}")
         estimator = check_loadable(estimator_from_config(model))
         encoder = encoder or _encoder_of(model, train_on)
         source = open_source(data, fields=fields, media_root=media_root, storage=storage, members=members)
@@ -181,7 +191,7 @@ class SampleDataset:
                 workers=workers,
                 progress=progress,
             )
-        _tell_unusable(costs)
+        _tell_unusable(costs, bad_records)
         return cls(
             SampleReader(
                 source=source,
@@ -205,13 +215,23 @@ def _encoder_of(model: Model, train_on: str) -> RecordEncoder:
     return ByteEncoder(train_on=train_on)
 
 
-def _tell_unusable(index: CostIndex) -> None:
-    if index.bad:
-        first = index.bad[0]
-        _logger.warning(
-            "%d of %d samples cannot be used; loaders leave them out. The first: %s (%s)",
-            len(index.bad),
-            len(index),
-            first.message,
-            first.place,
+def _tell_unusable(index: CostIndex, bad_records: BadRecords) -> None:
+    """Say which samples cannot be used, or refuse them.
+
+    Raises:
+        DataError: there are some under `error`.
+    """
+    if not index.bad:
+        return
+    # Most messages name their place themselves.
+    places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)
+    listed = [f"  {place}{bad.message}" for place, bad in zip(places, index.bad[:_MAX_LISTED], strict=False)]
+    more = [f"  and {len(index.bad) - _MAX_LISTED} more"] if len(index.bad) > _MAX_LISTED else []
+    text = "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more])
+    if bad_records == "error":
+        raise DataError(
+            text,
+            remedy="Repair them (media that JSON or Parquet name lie under media_root=), or pass bad_records='skip' to "
+            "leave them out.",
         )
+    _logger.warning("%s", text)

@@ -134,7 +134,7 @@ def eligible_ids(
             f"{len(too_large)} of {len(index)} samples exceed the capacity of a micro-batch:\n"
             + "\n".join(lines)
             + "\nRaise the capacity, leave them out with the oversize policy 'drop', or make them fit with 'shrink' or "
-            "'truncate_text'."
+            "'truncate_text' (balancer-train)."
         )
     reasons |= {row: f"oversize: {reason}" for row, reason in too_large.items()}
     keep = np.ones(len(index), dtype=np.bool_)

@@ -11,6 +11,7 @@ packing under several capacities and exchanges between cells (3 and 2 s).
 """
 
 import logging
+import threading
 import time
 from functools import cache
 
@@ -33,6 +34,7 @@ _log = logging.getLogger("balancer")
 _TOKENS = np.array([61, 53, 47, 43, 37, 31, 29, 23, 19, 17, 13, 11])
 _PATCHES = np.array([0, 71, 0, 7, 0, 83, 5, 0, 67, 0, 59, 3])
 _TABLE, _WIDE = 512, 2**40  # tokens of a capacity that packing looks up in a table, and of one that it searches
+_LONG_S = 5.0  # loading from the cache takes less
 _LATE_PARTITIONERS = ("karmarkar_karp", "even_mix")
 
 
@@ -60,8 +62,17 @@ def warm_up(*, pipeline: bool = True) -> float:
 
 @cache
 def warm_up_once() -> None:
-    """`warm_up` for loaders without pipelines, the first time in this process: a program may make many."""
-    warm_up(pipeline=False)
+    """`warm_up` for loaders without pipelines, the first time in this process: a program may make many.
+
+    Where that takes long, because the cache is empty, a warning says so while it lasts.
+    """
+    told = threading.Timer(_LONG_S, _log.warning, ["compiling the planner, once per machine: about half a minute"])
+    told.daemon = True
+    told.start()
+    try:
+        warm_up(pipeline=False)
+    finally:
+        told.cancel()
 
 
 def _partition() -> None:

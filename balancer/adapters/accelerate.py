@@ -8,7 +8,8 @@
     save_state, load_state        keep the loader's `state_dict`
 
 With `gradient_accumulation_steps` = micro-batches of a step (or a multiple), `accumulate` synchronises on the last one
-of a step, also of a short last step.
+of a step, also of a short last step. `accelerator.backward` divides by that count, while a loss over the label tokens
+of a step is whole already: multiply it by the count.
 
 Prices. Make the loader after the Accelerator, which starts the process group. `Accelerator(device_placement=False)`,
 `prepare(device_placement=[False])`, `split_batches`, `even_batches` and `dispatch_batches` say nothing to this loader;

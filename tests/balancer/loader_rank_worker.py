@@ -133,6 +133,16 @@ def fails_on_both(rank: int) -> list[Any]:
     return outcomes(BalancedDataLoader(dataset, 4, cost=skewed(32), num_workers=1))
 
 
+def stops_on_one(rank: int) -> list[Any]:
+    """A StopIteration that a dataset lets out."""
+    dataset = Numbers(failing=lambda i: rank == 1 and i // 8 == 1, how=lambda: next(iter(())))
+    return outcomes(BalancedDataLoader(dataset, 2, parallel=fixed(2), cost=skewed(32)))
+
+
+def same_replica_twice(rank: int) -> list[Any]:
+    return outcomes(BalancedDataLoader(Numbers(), 2, parallel=fixed(2), cost=skewed(32), dp_rank=0))
+
+
 def loses_a_worker(rank: int) -> list[Any]:
     dataset = Numbers(failing=lambda i: rank == 1 and i // 8 == 1, how=die)
     loader = BalancedDataLoader(dataset, 2, parallel=fixed(2), cost=skewed(32), num_workers=1, prefetch_factor=1)
@@ -343,6 +353,8 @@ SCENARIOS: tuple[Callable[[int], Any], ...] = (
     ddp,
     no_labels_on_one,
     two_loaders_at_once,
+    stops_on_one,
+    same_replica_twice,
 )
 
 

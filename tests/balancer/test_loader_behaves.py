@@ -431,6 +431,44 @@ def after_an_error(loader: BalancedDataLoader[Any]) -> list[Any]:
     raise AssertionError(f"an iteration without an end: {found}")
 
 
+def stops_at_five(i: int) -> int:
+    return next(iter(())) if i == 5 else i
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stop_iteration_of_a_dataset_is_an_error_of_its_step(num_workers: int) -> None:
+    found = after_an_error(BalancedDataLoader(Numbers(stops_at_five), 4, num_workers=num_workers))
+    assert found[1].startswith("RuntimeError: a sample could not be loaded: the dataset or collate_fn raised Stop")
+    assert [found[0], found[2]] == [[0, 1, 2, 3], [8, 9, 10]]
+
+
+def test_an_interrupt_inside_a_step_ends_the_iteration_and_names_the_step_as_not_done() -> None:
+    """What is left of the step must not pass for the next one."""
+    armed = [True]
+
+    def interrupted(i: int) -> int:
+        if i == 5 and armed.pop():
+            raise KeyboardInterrupt
+        return i
+
+    loader = BalancedDataLoader(Numbers(interrupted), 4)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert next(batches, None) is None
+    assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 1)
+
+
+def test_an_error_says_which_samples_were_being_loaded() -> None:
+    def fails(i: int) -> int:
+        raise OSError(f"no {i}")
+
+    with pytest.raises(OSError, match="no 0") as caught:
+        next(iter(BalancedDataLoader(Numbers(fails), 4)))
+    assert caught.value.__notes__ == ["while loading samples 0, 1, 2, 3"]
+
+
 def slow_at_five(i: int) -> int:
     time.sleep(1.4 if i == 5 else 0.0)
     return i

@@ -66,6 +66,20 @@ def test_an_error_of_one_rank_is_raised_on_both_at_its_step_and_iteration_goes_o
     assert first[3:] == [[2, 0], [2, 1], [3, 0], [3, 1]]
 
 
+def test_a_stop_iteration_that_a_dataset_lets_out_is_no_end_of_the_epoch(found: Found) -> None:
+    first, second = values(found, "stops_on_one")
+    assert first == second
+    assert "rank 1: RuntimeError: a sample could not be loaded: the dataset or collate_fn raised Stop" in first[2]
+    assert "while loading samples " in first[2]
+    assert [first[:2], first[3:]] == [[[0, 0], [0, 1]], [[2, 0], [2, 1], [3, 0], [3, 1]]]
+
+
+def test_two_ranks_that_take_themselves_for_one_replica_are_refused(found: Found) -> None:
+    first, second = values(found, "same_replica_twice")
+    assert first == second
+    assert first[0].startswith("LayoutError: the ranks load for the replicas [0, 0], in rank order, of dp_size=2: each")
+
+
 def test_errors_of_several_ranks_are_told_together(found: Found) -> None:
     first, second = values(found, "fails_on_both")
     assert first == second

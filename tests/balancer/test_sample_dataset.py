@@ -207,12 +207,16 @@ def test_unusable_samples_are_told_and_raise_when_they_are_asked_for(
 ) -> None:
     shard = write_shard(tmp_path / "bad.tar", [("0.json", chat_json("Hi?", "Yes.")), ("1.json", b"{")])
     with caplog.at_level("WARNING", logger="balancer.sample_dataset"):
-        dataset = SampleDataset.open(shard, DEMO_PROCESSOR)
-    assert "1 of 2 samples cannot be used; loaders leave them out. The first: " in caplog.text
+        dataset = SampleDataset.open(shard, DEMO_PROCESSOR, bad_records="skip")
+    assert "1 of 2 samples cannot be used:" in caplog.text
     assert "key 1" in caplog.text
     assert repr(dataset) == "SampleDataset(2 samples, 1 of them unusable)"
     with pytest.raises(DataError):
         dataset[1]
+    with pytest.raises(DataError, match=r"(?s)1 of 2 samples cannot be used.*key 1.*media_root.*bad_records='skip'"):
+        SampleDataset.open(shard, DEMO_PROCESSOR)
+    with pytest.raises(DataError, match="bad_records='drop': choose one of error, skip"):
+        SampleDataset.open(shard, DEMO_PROCESSOR, bad_records="drop")  # type: ignore[arg-type]
 
 
 def test_a_shard_that_is_gone_raises(small_shard: Path, tmp_path: Path) -> None:

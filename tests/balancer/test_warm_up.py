@@ -87,7 +87,7 @@ from packing._kernel_cache import counts
 
 assert not counts
 costs = np.random.Generator(np.random.Philox(3)).integers(0, 900, (400, 2))
-samplers = [BalancedBatchSampler(costs, 5, layout=Layout(dp_size=4), dp_rank=rank, shuffle=True) for rank in range(2)]
+samplers = [BalancedBatchSampler(costs, 5, parallel=Layout(dp_size=4), dp_rank=rank, shuffle=True) for rank in range(2)]
 made = dict(counts)
 batches = sum(len(list(sampler)) for sampler in samplers)
 print(json.dumps([batches, made, dict(counts)]))
