@@ -27,7 +27,7 @@ from balancer.layout import Layout, MediaPresence, Meet, ParallelSpec
 from balancer.loader_costs import LoaderCosts, loader_costs
 from balancer.loader_place import Place, place_of
 from balancer.plan import MAX_CAPACITY, Capacities, StepPlan, digest_fields
-from balancer.plan_ahead import made_ahead
+from balancer.plan_ahead import MadeAhead
 from balancer.planner import DEFAULT_POLICY
 from balancer.policies import get_policy
 from balancer.select import eligible_ids
@@ -82,7 +82,8 @@ class Draws(Iterator[list[int]]):
         self.plans, self.epoch, self.start = plans, epoch, start
         self._begun: Callable[[int], None] | None = begun
         self._dp_rank, self._may_be_empty, self._defers_errors = dp_rank, may_be_empty, defers_errors
-        self._cells = self._walk(range(start, plans.steps_per_epoch))
+        self._ahead = MadeAhead(self._step, range(start, plans.steps_per_epoch))
+        self._cells = self._walk()
 
     def begin(self) -> None:
         """Use the epoch up: the next pass is over the next one. DataLoader asks for some passes and drops them."""
@@ -99,12 +100,14 @@ class Draws(Iterator[list[int]]):
     def close(self) -> None:
         """Stop planning ahead."""
         self._cells.close()
+        self._ahead.close()
 
-    def _walk(self, steps: range) -> Generator[Drawn, None, None]:
-        ahead = made_ahead(self._step, steps)
-        for _ in steps:
+    def _walk(self) -> Generator[Drawn, None, None]:
+        while True:
             try:
-                cells = next(ahead)
+                cells = next(self._ahead)
+            except StopIteration:
+                return
             except Exception as error:
                 if not self._defers_errors:
                     raise

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from torch.utils.data import IterableDataset
 
+from balancer.adapters.hf_batch import HfCollate
 from balancer.errors import BalancerError
 from balancer.loader_collate import Collate, MediaPresence, Output
 from balancer.sample_dataset import SampleDataset
@@ -74,8 +75,6 @@ def _flattening(
     dataset: Any, collate_fn: Any, *, align_tokens: int, media_presence: MediaPresence
 ) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """What makes transformers' batches: the user's `HfCollate`, or one with the placeholders of the dataset."""
-    from balancer.adapters.hf_batch import HfCollate
-
     if media_presence == "dummy":
         raise BalancerError(
             "media_presence='dummy' with output='hf': transformers refuses pixels without placeholders, so the model "

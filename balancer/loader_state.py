@@ -73,8 +73,8 @@ def _step_now(step: int, state: Mapping[str, Any], plans: EpochPlans) -> int:
     steps_before = _whole(state, "steps_per_epoch", least=1)
     if step > steps_before:
         raise LoaderStateError(f"the state stands behind step {step} of an epoch of {steps_before} steps")
-    if step == steps_before and (before != now or step > plans.steps_per_epoch):
-        return plans.steps_per_epoch  # other ranks may leave out other rests of an epoch
+    if step == steps_before:
+        return plans.steps_per_epoch  # over is over, also where these ranks would not have left out its last samples
     if step == 0 or (before == now and ahead[0] == ahead[1]):
         return _inside(step, plans)
     if before != now and ahead == (1, 1) and step * before % now == 0:

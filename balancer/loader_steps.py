@@ -23,8 +23,8 @@ from balancer.microbatch_info import MicroBatchInfo
 if TYPE_CHECKING:
     from balancer.loader import BalancedDataLoader
 
-# How torch's messages begin where it lost a batch; what a dataset raises in a worker begins with "Caught".
 _MAX_LISTED = 16
+# How torch's messages begin where it lost a batch; what a dataset raises in a worker begins with "Caught".
 _LOST = ("DataLoader ", "Pin memory thread ")
 
 

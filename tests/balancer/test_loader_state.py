@@ -419,23 +419,24 @@ def test_any_chain_of_saves_and_loads_gives_every_sample_once(
     dataset = Skewed(num_samples, seed=num_samples)
     seen: list[int] = []
     state: State | None = None
+    most_dropped = 0
     for (dp_size, batch_size, micro), num_steps, begun in parts:
         options = {"lookahead_steps": lookahead_steps, "drop_last": drop_last, "policy": policy}
         run = Ranks(dataset, dp_size, batch_size, micro=micro, **options)
         if state is not None:
             run.load(state)
-        left = run.loaders[0].steps_per_epoch - (0 if state is None else state["step"])
+        left = run.loaders[0].steps_per_epoch - run.state()["step"]
         seen += flat(run.steps(min(num_steps, left)))
         for _ in range(min(begun, micro - 1) if num_steps < left - 1 else 0):  # the last step may be a short one
             run.microbatch()
         state = run.state()
+        most_dropped = max(most_dropped, run.loaders[0].num_dropped)
     left_over = Ranks(dataset, dp_size, batch_size, micro=micro, **options)
     assert state is not None
     seen += flat(left_over.load(state).rest())
-    dropped = left_over.loaders[0].num_dropped
-    assert dropped < (8 if drop_last else dp_size)
+    assert left_over.loaders[0].num_dropped < (8 if drop_last else dp_size)
     assert max(Counter(seen).values(), default=0) <= 1
-    assert num_samples - dropped <= len(seen) <= num_samples, "an earlier part may have had what this one leaves out"
+    assert num_samples - most_dropped <= len(seen) <= num_samples, "whoever ends an epoch leaves out what it must"
 
 
 @pytest.mark.parametrize("workers", [[0, 1, 2], [2, 0, 1]])
