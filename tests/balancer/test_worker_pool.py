@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,11 @@ def ids_of(results: list[Done | Failed]) -> list[Any]:
 
 
 def children() -> list[int]:
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # of multiprocessing, started by other tests
+    # Servers of multiprocessing, started by other tests.
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     found = [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    return [pid for pid in found if pid != tracker]
+    return [pid for pid in found if pid not in (tracker, server)]
 
 
 def open_files() -> list[str]:
