@@ -54,7 +54,7 @@ class Agreement:
         Raises:
             RankError: some rank met an error. Alone, the error itself.
             PlanMismatchError: ranks planned from other inputs, or made other plans.
-        LayoutError: two ranks take themselves for the same replica, or nobody for one.
+            LayoutError: two ranks take themselves for the same replica, or nobody for one.
         """
         if self._alone:
             if error is not None:

@@ -10,13 +10,12 @@ samples or tokens of the *step*, not per rank.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -24,7 +23,7 @@ from balancer.counts import Int64Array
 from balancer.epoch_plans import EpochPlans, StepOptions, fingerprint_of
 from balancer.errors import BalancerError, PlanError
 from balancer.layout import Layout, MediaPresence, Meet, ParallelSpec
-from balancer.loader_costs import LoaderCosts, loader_costs
+from balancer.loader_costs import LoaderCosts, Numbers, loader_costs
 from balancer.loader_place import Place, place_of
 from balancer.plan import MAX_CAPACITY, Capacities, StepPlan, digest_fields
 from balancer.plan_ahead import MadeAhead
@@ -33,7 +32,6 @@ from balancer.policies import get_policy
 from balancer.select import eligible_ids
 from balancer.warm_up import warm_up_once
 
-Costs = Sequence[int] | Sequence[float] | NDArray[Any] | Callable[[int], int | Sequence[int]]
 Oversize = Literal["error", "drop"]
 _logger = logging.getLogger(__name__)
 
@@ -181,7 +179,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        costs: Costs | LoaderCosts,
+        costs: Numbers | LoaderCosts,
         batch_size: int = 1,
         *,
         sampler: Iterable[int] | None = None,
@@ -364,7 +362,7 @@ def check_sampler(sampler: Iterable[int] | None, *, shuffle: bool) -> None:
         raise BalancerError(f"sampler={sampler!r} is no iterable of indices")
 
 
-def _costs_alone(costs: Costs) -> LoaderCosts:
+def _costs_alone(costs: Numbers) -> LoaderCosts:
     if callable(costs):
         raise BalancerError("a function of the index needs a dataset to say how many there are; give numbers [n]")
     return loader_costs(range(len(costs)), cost=costs, cost_index=None)

@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from balancer.adapters.accelerate import AcceleratePrepared
 from balancer.agreement import Agreement
-from balancer.batch_sampler import BalancedBatchSampler, Costs, Draws, Oversize, check_sampler
-from balancer.cost_model import CostModel
+from balancer.batch_sampler import BalancedBatchSampler, Draws, Oversize, check_sampler
 from balancer.errors import BalancerError
 from balancer.layout import Layout, Meet, ParallelSpec
 from balancer.loader_collate import MediaPresence, Output
-from balancer.loader_costs import loader_costs
+from balancer.loader_costs import Cost, loader_costs
 from balancer.loader_options import check_microbatches, check_of_torch, collate_for, prefetch_for, rounded_capacity
 from balancer.loader_report import LoaderReport, Tally
 from balancer.loader_state import resume, state_of
@@ -104,7 +103,7 @@ class BalancedDataLoader(AcceleratePrepared, DataLoader[Sample_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         parallel: ParallelSpec | Layout | Any = None,
-        cost: Costs | CostModel | None = None,
+        cost: Cost | None = None,
         cost_index: Any = None,
         capacity_tokens: int | None = None,
         capacity_patches: int | None = None,

@@ -3,7 +3,7 @@
 samples of the dataset = used + left out at the end of the epoch + unusable or oversize + not reached yet
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from balancer.plan import StepPlan
 
@@ -66,11 +66,11 @@ class Tally:
     padded_tokens: int = 0
     data_wait_ms: float = 0.0
     agreement_wait_ms: float = 0.0
-    _before: float = field(default=0.0)
-    _after: float = field(default=0.0)
-    _bound: float = field(default=0.0)
-    _before_ns: int = field(default=0)
-    _after_ns: int = field(default=0)
+    _before: float = 0.0
+    _after: float = 0.0
+    _bound: float = 0.0
+    _before_ns: int = 0
+    _after_ns: int = 0
 
     def add(self, plan: StepPlan, *, samples_of_rank: int, label_tokens: int | None, padded_tokens: int) -> None:
         """A step that is being handed out."""

@@ -29,6 +29,7 @@ from dataloaders.encoder import ByteEncoder, RecordEncoder
 from dataloaders.errors import DataError
 from dataloaders.estimators import estimator_from_config
 from dataloaders.index import CostIndex
+from dataloaders.index_format import unusable_text
 from dataloaders.open_source import open_source
 from dataloaders.rows import RowFields
 from dataloaders.sample import LoadedSample, check_loadable
@@ -223,11 +224,7 @@ def _tell_unusable(index: CostIndex, bad_records: BadRecords) -> None:
     """
     if not index.bad:
         return
-    # Most messages name their place themselves.
-    places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)
-    listed = [f"  {place}{bad.message}" for place, bad in zip(places, index.bad[:_MAX_LISTED], strict=False)]
-    more = [f"  and {len(index.bad) - _MAX_LISTED} more"] if len(index.bad) > _MAX_LISTED else []
-    text = "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more])
+    text = unusable_text(index.bad, len(index), most=_MAX_LISTED)
     if bad_records == "error":
         raise DataError(
             text,

@@ -201,6 +201,15 @@ class BadSample:
     unfit: bool = False
 
 
+def unusable_text(bad: Sequence[BadSample], num_samples: int, *, most: int) -> str:
+    """How many of `num_samples` cannot be used, and the first `most` of them with place and reason, a line each."""
+    # Most messages name their place themselves.
+    places = ("" if one.place in one.message else f"{one.place}: " for one in bad)
+    listed = [f"  {place}{one.message}" for place, one in zip(places, bad[:most], strict=False)]
+    more = [f"  and {len(bad) - most} more"] if len(bad) > most else []
+    return "\n".join([f"{len(bad)} of {num_samples} samples cannot be used:", *listed, *more])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRows:
     """A shard that was scanned, and what it was then: it is scanned again when path, size or stamp differ.

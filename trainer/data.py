@@ -29,6 +29,7 @@ from dataloaders.errors import DataError
 from dataloaders.estimators import TokenEstimator, estimator_from_config
 from dataloaders.index import BadSample, CostIndex
 from dataloaders.index_concat import IndexConcat
+from dataloaders.index_format import unusable_text
 from dataloaders.mixture_source import MixtureSource
 from dataloaders.mixture_spec import MixtureSpec, read_mixture
 from dataloaders.open_mixture import open_mixture
@@ -164,16 +165,10 @@ def select(
     """Apply the policies for unusable and for oversize samples to an index."""
     check_loadable(estimator, index)
     if index.bad and options.bad_records == "error":
-        # Most messages name their place themselves.
-        places = ("" if bad.place in bad.message else f"{bad.place}: " for bad in index.bad)
-        listed = [f"  {place}{bad.message}" for place, bad in zip(places, index.bad[:MAX_LISTED], strict=False)]
-        more = [f"  and {len(index.bad) - MAX_LISTED} more"] if len(index.bad) > MAX_LISTED else []
         remedy = "Repair them, or pass --bad-records skip to train without them (they are counted in the summary)"
         if any(bad.unfit for bad in index.bad):
             remedy += ", or --unfit clamp to train on media that the processor would fail on as nearly as it can"
-        raise DataError(
-            "\n".join([f"{len(index.bad)} of {len(index)} samples cannot be used:", *listed, *more, f"{remedy}."])
-        )
+        raise DataError(f"{unusable_text(index.bad, len(index), most=MAX_LISTED)}\n{remedy}.")
     capacities = capacities_of(options)
     fitted = fit_oversize(
         index,

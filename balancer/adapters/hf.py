@@ -36,12 +36,12 @@ from balancer.adapters.hf_checks import check_trainer, has_own_loss, needs_token
 from balancer.adapters.hf_loss import TokenLoss
 from balancer.adapters.hf_resume import go_on, nothing_skipped, save_position
 from balancer.adapters.packable import check_packable
-from balancer.batch_sampler import Costs, Oversize
-from balancer.cost_model import CostModel
+from balancer.batch_sampler import Oversize
 from balancer.dataset_costs import LENGTH_COLUMNS
 from balancer.errors import BalancerError
 from balancer.layout import Meet, ParallelSpec
 from balancer.loader import BalancedDataLoader
+from balancer.loader_costs import Cost
 from balancer.planner import DEFAULT_POLICY
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class BalanceOptions:
         probe_model: whether `check_packable` may run the model before training, to see that it keeps samples apart.
     """
 
-    cost: Costs | CostModel | None = None
+    cost: Cost | None = None
     cost_index: Any = None
     capacity_tokens: int | None = None
     capacity_patches: int | None = None
