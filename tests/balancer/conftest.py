@@ -1,11 +1,16 @@
 """Builders of planner inputs, shared by the tests of this folder."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+import balancer
 from balancer.cost_model import CostModel, StageCost, StageTerms
 from balancer.counts import StepCounts
 
@@ -14,6 +19,7 @@ settings.register_profile("balancer", deadline=None, max_examples=60)
 settings.load_profile("balancer")
 
 CountsOf = Callable[..., StepCounts]
+TwoRanks = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +55,29 @@ def plain_model() -> Callable[[int], CostModel]:
         return CostModel(stages=tuple(StageCost(forward=term, backward=term.scaled(2.0)) for term in terms))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def run_two_ranks() -> TwoRanks:
+    """`run_two_ranks(worker, *arguments)`: a script under torchrun, in two processes with one thread each.
+
+    What is tested must not be found through the folder of the script (`-P`), nor hash strings alike on both ranks.
+    """
+
+    def run(worker: Path, *arguments: str) -> None:
+        home = str(Path(balancer.__file__).parents[1])
+        path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONHASHSEED", None)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+        done = subprocess.run(
+            [*launcher, sys.executable, "-P", str(worker), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+
+    return run

@@ -4,9 +4,7 @@ A world of two gloo processes, started once (see loader_rank_worker.py); every t
 """
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +14,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.multirank, pytest.mark.slow]
 
-import balancer  # noqa: E402
 
 WORKER = Path(__file__).with_name("loader_rank_worker.py")
 Found = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory, run_two_ranks: Callable[..., None]) -> Found:
     """What each of two ranks saw, by scenario."""
     written = tmp_path_factory.mktemp("ranks") / "found.json"
-    home = str(Path(balancer.__file__).parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONHASHSEED", None)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    done = subprocess.run(
-        [*launcher, sys.executable, "-P", str(WORKER), str(written)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    run_two_ranks(WORKER, str(written))
     return dict(json.loads(written.read_text(encoding="utf-8")))
 
 

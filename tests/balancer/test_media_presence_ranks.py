@@ -4,9 +4,7 @@ One world of two gloo processes for all scenarios, see media_presence_worker.py.
 """
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.torch, pytest.mark.multirank, pytest.mark.slow]
 
-import balancer  # noqa: E402
 
 WORKER = Path(__file__).with_name("media_presence_worker.py")
 SCENARIOS = ["user-model", "qwen-hooks-before-sharding", "qwen-hooks-after-sharding"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def found(
+    tmp_path_factory: pytest.TempPathFactory, run_two_ranks: Callable[..., None]
+) -> dict[str, list[dict[str, Any]]]:
     """What each rank saw, by scenario."""
     written = tmp_path_factory.mktemp("media") / "found.json"
-    home = str(Path(balancer.__file__).parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, "--no-python", sys.executable, "-P", str(WORKER), str(written)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    run_two_ranks(WORKER, str(written))
     return dict(json.loads(written.read_text(encoding="utf-8")))
 
 

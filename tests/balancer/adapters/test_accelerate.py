@@ -6,10 +6,7 @@ Loops in this process, and one world of two gloo processes for all that ranks ha
 import importlib.util
 import json
 import logging
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ pytestmark = pytest.mark.torch
 from accelerate import Accelerator  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
-import balancer  # noqa: E402
 from balancer.layout import ParallelSpec  # noqa: E402
 
 WORKER = Path(__file__).with_name("library_worker.py")
@@ -191,20 +187,9 @@ def test_save_state_and_load_state_keep_where_the_loader_stands(worker: Any, tmp
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, run_two_ranks: Callable[..., None]) -> Found:
     folder = tmp_path_factory.mktemp("accelerate")
-    home = str(Path(balancer.__file__).parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    done = subprocess.run(
-        [*launcher, sys.executable, "-P", str(WORKER), "accelerate", str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    run_two_ranks(WORKER, "accelerate", str(folder))
     return list(json.loads((folder / "found.json").read_text(encoding="utf-8")))
 
 

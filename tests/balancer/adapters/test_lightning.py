@@ -5,10 +5,8 @@ Trainers in this process, and one world of two gloo processes (library_worker.py
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
 
-import balancer  # noqa: E402
 from balancer.errors import BalancerError  # noqa: E402
 
 WORKER = Path(__file__).with_name("library_worker.py")
@@ -147,20 +144,9 @@ def test_predict_is_refused_with_what_to_do(worker: Any, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, run_two_ranks: Callable[..., None]) -> Found:
     folder = tmp_path_factory.mktemp("lightning")
-    home = str(Path(balancer.__file__).parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    done = subprocess.run(
-        [*launcher, sys.executable, "-P", str(WORKER), "lightning", str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    run_two_ranks(WORKER, "lightning", str(folder))
     return list(json.loads((folder / "found.json").read_text(encoding="utf-8")))
 
 
